@@ -8,10 +8,10 @@
  * nib_last_error() is the text of the calling thread's last failure, with the values and the remedy. nibble never prints, aborts or
  * throws.
  *
- * Handles. Opaque, made by one function and destroyed by nib_..._destroy, which accepts NULL. Handles are immutable: any number of
- * threads may use one at the same time, but not while a thread destroys it. Handles are independent: a plan outlives the weight it was
- * made for. A handle of the wrong kind is refused; one that was destroyed is undefined behaviour, which
- * debug builds report as invalid_argument.
+ * Handles. Opaque, made by one function and destroyed by nib_..._destroy, which accepts NULL. Handles are immutable, but for
+ * nib_plan_cache: any number of threads may use one at the same time, that one too, but not while a thread destroys it. Handles are
+ * independent: a plan outlives the weight it was made for. A handle of the wrong kind is refused; one that was destroyed is undefined
+ * behaviour, which debug builds report as invalid_argument.
  *
  * Structs. The first member is struct_size, sizeof the struct as the caller knows it: set it, and zero the rest, for every struct
  * that a function reads or fills. Zero always means the default. Later versions append members: a smaller struct is
@@ -194,6 +194,7 @@ typedef struct nib_qtensor nib_qtensor;         /* a quantized matrix in canonic
 typedef struct nib_weight nib_weight;           /* the same, packed in the byte order that its kernels read */
 typedef struct nib_packed_file nib_packed_file; /* packed weights in a file, which stays open and memory-mapped. Since 1.2 */
 typedef struct nib_plan nib_plan; /* the kernels to run, for one shape and scheme, every M up to a limit, and one GPU */
+typedef struct nib_plan_cache nib_plan_cache; /* plans by what they are for, shared by layers. Since 1.2 */
 typedef struct nib_gpu_memory nib_gpu_memory; /* bytes on the GPU */
 
 /* ---- The library ----------------------------------------------------------------------------------------------------------- */
@@ -715,6 +716,31 @@ NIB_API nib_status nib_plan_explain(const nib_plan* plan, char** text);
  * need not be there, in place of desc's backend; or NULL. Errors: those of nib_pack and of the plan; not_found for another gpu. */
 NIB_API nib_status nib_explain(const nib_qtensor* q, const nib_pack_desc* desc, const char* gpu, char** text);
 NIB_API nib_status nib_plan_destroy(nib_plan* plan);
+
+/* What became of the calls of a nib_plan_cache. Since 1.2. */
+typedef struct nib_plan_cache_info {
+  size_t struct_size;
+  uint64_t hits;   /* calls that got a plan that another call had made */
+  uint64_t misses; /* calls that made a plan, or failed to */
+  size_t size;     /* plans that are kept */
+} nib_plan_cache_info;
+
+/* Makes a cache of up to `capacity` plans (0: 256), for any number of threads and layers, which drops the least recently used one first.
+ * A plan is found by everything that it depends on: the shape, scheme and layout of the weight, the GPU that has it, the descriptor, the
+ * options, and NIBBLE_KERNEL. Threads that ask for the same plan wait while one of them makes it. Errors are not kept. Since 1.2. */
+NIB_API nib_status nib_plan_cache_create(size_t capacity, nib_plan_cache** cache);
+/* As nib_plan_linear; the plan serves at least every M in [1, m_max]: the next power of two is planned for, where a layer may be so large,
+ * and a plan for a larger M serves smaller ones. The handle is the caller's to destroy; the cache keeps the plan. Since 1.2. */
+NIB_API nib_status nib_plan_cache_linear(nib_plan_cache* cache, const nib_weight* weight, const nib_linear_desc* desc,
+                                         const nib_plan_options* options, nib_plan** plan);
+/* As nib_plan_conv; the plan serves at least every batch in [1, batch_max], likewise. Since 1.2. */
+NIB_API nib_status nib_plan_cache_conv(nib_plan_cache* cache, const nib_weight* weight, const nib_conv_desc* desc,
+                                       const nib_plan_options* options, nib_plan** plan);
+/* What became of the calls so far. Since 1.2. */
+NIB_API nib_status nib_plan_cache_get(const nib_plan_cache* cache, nib_plan_cache_info* info);
+/* Drops every plan; handles that callers have stay valid. Since 1.2. */
+NIB_API nib_status nib_plan_cache_clear(nib_plan_cache* cache);
+NIB_API nib_status nib_plan_cache_destroy(nib_plan_cache* cache);
 
 /* What a run reads and writes; absent operands are NULL, those that the plan does not use are ignored. 2-D operands have a last stride
  * of 1, images the strides of their layout. An A that comes quantized is A[m,k] = (code − a_zero[m,g])·a_scale[m,g], g = k / group;

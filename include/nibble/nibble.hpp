@@ -12,6 +12,7 @@
 #include "nibble/parallel.hpp"
 #include "nibble/pattern.hpp"
 #include "nibble/plan.hpp"
+#include "nibble/plan_cache.hpp"
 #include "nibble/quantize.hpp"
 #include "nibble/scheme.hpp"
 #include "nibble/status.hpp"

@@ -242,6 +242,12 @@ struct nib_plan : nibble::c_api::Boxed<nib_plan, nibble::Plan> {
   using Boxed::Boxed;
 };
 
+struct nib_plan_cache : nibble::c_api::Boxed<nib_plan_cache, nibble::PlanCache> {
+  static constexpr std::uint32_t kMagic = 0x4e504c43;  // NPLC
+  static constexpr std::string_view kName = "nib_plan_cache";
+  using Boxed::Boxed;
+};
+
 struct nib_gpu_memory : nibble::c_api::Boxed<nib_gpu_memory, nibble::DeviceMemory> {
   static constexpr std::uint32_t kMagic = 0x4e47504d;  // NGPM
   static constexpr std::string_view kName = "nib_gpu_memory";

@@ -379,6 +379,56 @@ nib_status nib_explain(const nib_qtensor* q, const nib_pack_desc* given, const c
 
 nib_status nib_plan_destroy(nib_plan* plan) { return destroy(plan); }
 
+nib_status nib_plan_cache_create(size_t capacity, nib_plan_cache** cache) {
+  return create(cache, [&]() -> Result<PlanCache> { return PlanCache(capacity == 0 ? PlanCache::kCapacity : capacity); });
+}
+
+nib_status nib_plan_cache_linear(nib_plan_cache* cache, const nib_weight* weight, const nib_linear_desc* desc,
+                                 const nib_plan_options* options, nib_plan** plan) {
+  return create(plan, [&]() -> Result<Plan> {
+    NIBBLE_ASSIGN_OR_RETURN(PlanCache * plans, open(cache));
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(weight));
+    NIBBLE_ASSIGN_OR_RETURN(const PlanOptions chosen, plan_options(options));
+    if (desc == nullptr) return plans->linear(*packed, chosen);
+    NIBBLE_ASSIGN_OR_RETURN(const LinearSpec spec, linear_spec(desc));
+    return plans->linear(*packed, spec, chosen);
+  });
+}
+
+nib_status nib_plan_cache_conv(nib_plan_cache* cache, const nib_weight* weight, const nib_conv_desc* desc,
+                               const nib_plan_options* options, nib_plan** plan) {
+  return create(plan, [&]() -> Result<Plan> {
+    NIBBLE_ASSIGN_OR_RETURN(PlanCache * plans, open(cache));
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(weight));
+    NIBBLE_ASSIGN_OR_RETURN(const PlanOptions chosen, plan_options(options));
+    if (desc == nullptr) return plans->conv(*packed, chosen);
+    NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(packed->n(), packed->k(), packed->filter(), desc));
+    return plans->conv(*packed, spec, chosen);
+  });
+}
+
+nib_status nib_plan_cache_get(const nib_plan_cache* cache, nib_plan_cache_info* info) {
+  return guarded([&]() -> Status {
+    NIBBLE_ASSIGN_OR_RETURN(const PlanCache* plans, open(cache));
+    const PlanCache::Statistics statistics = plans->statistics();
+    nib_plan_cache_info out{};
+    out.hits = statistics.hits;
+    out.misses = statistics.misses;
+    out.size = statistics.size;
+    return write("nib_plan_cache_info", info, out);
+  });
+}
+
+nib_status nib_plan_cache_clear(nib_plan_cache* cache) {
+  return guarded([&]() -> Status {
+    NIBBLE_ASSIGN_OR_RETURN(PlanCache * plans, open(cache));
+    plans->clear();
+    return {};
+  });
+}
+
+nib_status nib_plan_cache_destroy(nib_plan_cache* cache) { return destroy(cache); }
+
 nib_status nib_plan_run(const nib_plan* plan, const nib_weight* weight, const nib_operands* operands, void* workspace,
                         size_t workspace_bytes, void* stream) {
   return guarded([&] { return execute(plan, weight, operands, workspace, workspace_bytes, stream); });

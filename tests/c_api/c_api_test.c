@@ -1292,6 +1292,50 @@ static void test_threads(void) {
   OK(nib_qtensor_destroy(q));
 }
 
+static void test_plan_cache(void) {
+  nib_qtensor* q = make_qtensor();
+  nib_weight* weight = pack(q, NULL);
+  nib_plan_cache *cache = NULL, *none = NULL;
+  nib_plan *first = NULL, *second = NULL, *failed = NULL;
+  nib_plan_cache_info info = SIZED(nib_plan_cache_info);
+  nib_linear_desc desc = SIZED(nib_linear_desc);
+  OK(nib_plan_cache_create(1, &cache));
+  desc.m_max = 3;
+  OK(nib_plan_cache_linear(cache, weight, &desc, NULL, &first));
+  desc.m_max = 4; /* which the first serves */
+  OK(nib_plan_cache_linear(cache, weight, &desc, NULL, &second));
+  OK(nib_plan_cache_get(cache, &info));
+  CHECK(info.hits == 1 && info.misses == 1 && info.size == 1);
+  OK(nib_plan_destroy(second));
+  OK(nib_plan_cache_linear(cache, weight, NULL, NULL, &second)); /* for what it was packed for */
+  const nib_conv_desc conv = SIZED(nib_conv_desc);
+  FAILS(NIB_INVALID_ARGUMENT, "0x0", nib_plan_cache_conv(cache, weight, &conv, NULL, &failed));
+  FAILS(NIB_INVALID_ARGUMENT, "was packed for a linear layer", nib_plan_cache_conv(cache, weight, NULL, NULL, &failed));
+  desc.a_dtype = NIB_S64;
+  FAILS(NIB_UNSUPPORTED, "s64", nib_plan_cache_linear(cache, weight, &desc, NULL, &failed));
+  FAILS(NIB_INVALID_ARGUMENT, "nib_plan_cache is NULL", nib_plan_cache_linear(NULL, weight, NULL, NULL, &failed));
+  FAILS(NIB_INVALID_ARGUMENT, "this is no nib_plan_cache", nib_plan_cache_get((const nib_plan_cache*)(const void*)q, &info));
+  FAILS(NIB_INVALID_ARGUMENT, "nib_plan_cache_info is NULL", nib_plan_cache_get(cache, NULL));
+  CHECK(failed == NULL);
+  OK(nib_plan_cache_clear(cache));
+  OK(nib_plan_cache_get(cache, &info));
+  CHECK(info.hits == 1 && info.size == 0);
+  OK(nib_plan_cache_destroy(cache));
+  OK(nib_plan_cache_destroy(NULL));
+
+  float d[M * N]; /* plans outlive their cache */
+  const nib_view va = nib_matrix(a, NIB_F32, M, K), vd = nib_matrix(d, NIB_F32, M, N);
+  nib_operands operands = SIZED(nib_operands);
+  operands.a = &va, operands.d = &vd;
+  OK(execute(second, weight, &operands));
+  OK(nib_plan_cache_create(0, &none)); /* a default */
+  OK(nib_plan_cache_destroy(none));
+  OK(nib_plan_destroy(first));
+  OK(nib_plan_destroy(second));
+  OK(nib_weight_destroy(weight));
+  OK(nib_qtensor_destroy(q));
+}
+
 /* On a GPU the same numbers; without one, the reason. */
 static void test_gpu(void) {
   nib_gpu gpu = SIZED(nib_gpu);
@@ -1474,6 +1518,7 @@ int main(int argc, char** argv) {
   test_bad_qtensors();
   test_bad_runs();
   test_threads();
+  test_plan_cache();
   test_gpu();
   test_roofline();
   printf("%d failures\n", atomic_load(&failures));

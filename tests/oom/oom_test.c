@@ -41,7 +41,8 @@ static nib_status work(const char* in, const char* out) {
   nib_checkpoint* checkpoint = NULL;
   nib_qtensor *q = NULL, *again = NULL, *rounded = NULL;
   nib_weight* weight = NULL;
-  nib_plan *plan = NULL, *whole = NULL;
+  nib_plan *plan = NULL, *cached = NULL, *whole = NULL;
+  nib_plan_cache* cache = NULL;
   char *notes = NULL, *report = NULL, *failure = NULL, *explained = NULL;
 
   nib_context_desc threads = SIZED(nib_context_desc);
@@ -60,6 +61,8 @@ static nib_status work(const char* in, const char* out) {
   linear.act_scheme = "s8r";
   TRY(nib_plan_linear(weight, &linear, NULL, &plan));
   TRY(nib_plan_explain(plan, &explained));
+  TRY(nib_plan_cache_create(0, &cache));
+  TRY(nib_plan_cache_linear(cache, weight, &linear, NULL, &cached));
   nib_operands operands = SIZED(nib_operands);
   const nib_view av = nib_matrix(a, NIB_F32, M, desc.k), dv = nib_matrix(d, NIB_F32, M, desc.n);
   operands.context = context;
@@ -89,6 +92,8 @@ done:
   nib_text_free(failure);
   nib_text_free(explained);
   nib_plan_destroy(plan);
+  nib_plan_destroy(cached);
+  nib_plan_cache_destroy(cache);
   nib_plan_destroy(whole);
   nib_weight_destroy(weight);
   nib_qtensor_destroy(q);

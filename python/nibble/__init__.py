@@ -31,6 +31,7 @@ from ._core import (
     Module,
     Note,
     PackedModule,
+    PlanCache,
     QuantError,
     QuantTensor,
     TransformedModule,
@@ -45,8 +46,8 @@ from .errors import AlreadyExists, CorruptData, Error, Internal, InvalidArgument
 
 __all__ = [
     "AlreadyExists", "Array", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
-    "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "Norm", "NotFound", "Note", "PackedFile", "PackedModule", "PackedWeight", "QuantError",
-    "QuantTensor", "TransformReport", "TransformedModule", "Unsupported", "VerifyReport", "__version__", "convert_checkpoint",
+    "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "Norm", "NotFound", "Note", "PackedFile", "PackedModule", "PackedWeight", "PlanCache",
+    "QuantError", "QuantTensor", "TransformReport", "TransformedModule", "Unsupported", "VerifyReport", "__version__", "convert_checkpoint",
     "dequantize_checkpoint", "doctor", "errors", "explain", "formats", "join", "kernels", "layouts", "open", "pack", "packed_weight",
     "quantization_error", "quantize", "quantize_activations", "quantize_checkpoint", "quantize_conv", "read_tensors", "save_packed", "verify",
     "verify_conv",
@@ -421,6 +422,7 @@ class PackedWeight:
         allow_reference: bool = True,
         next: PackedWeight | None = None,
         norm: Norm | None = None,
+        plans: PlanCache | None = None,
     ) -> Array:
         """y[..., N] = act(row_scale · col_scale · (x[..., K] · Wᵀ) + bias) ∘ gate + residual, rounded to out_dtype.
 
@@ -443,6 +445,7 @@ class PackedWeight:
         next: the weight of the call that follows on the same stream, which Hopper's kernels for up to 16 tokens ask for in L2 when
         they have asked for their own.
         norm: of a float x: it is normalized before anything else, with the residual stream added.
+        plans: where the plan is kept, to be shared with other weights; the weight's own by default.
 
         Raises InvalidArgument with the values that do not fit; nothing has been written then.
         """
@@ -451,6 +454,7 @@ class PackedWeight:
             out_dtype, out_scale, out_zero, out_range, sum_bias, out, stream, kernel, allow_reference,
             None if next is None else next._weight,
             None if norm is None else (norm.kind, norm.weight, norm.eps, norm.bias, norm.weight_offset, norm.residual),
+            plans,
         )  # fmt: skip
 
     __call__ = linear
@@ -485,6 +489,7 @@ class PackedWeight:
         kernel: str = "",
         allow_reference: bool = True,
         next: PackedWeight | None = None,
+        plans: PlanCache | None = None,
     ) -> Array:
         """y[B,Co,Oh,Ow] = act(col_scale · conv2d(x[B,C,H,W], W) + bias) ∘ gate + residual, of a weight made by quantize_conv().
 
@@ -494,7 +499,7 @@ class PackedWeight:
         stride, dilation: a number or (height, width). padding, of zeros: a number, (height, width) or (top, bottom, left, right).
         channels_last: whether the result is NHWC in memory; by default as x is, and as `out` where that is given. gate, residual
         [B,Co,Oh,Ow] lie as the result does.
-        The rest is as in linear(). Plans are kept for each size of image.
+        The rest is as in linear(). Plans are kept for each size of image, by the weight or in `plans`.
 
         Raises InvalidArgument, for a geometry with the size of the output that follows from it; nothing has been written then.
         """
@@ -502,7 +507,7 @@ class PackedWeight:
             x, _pair(stride), _padding(padding), _pair(dilation), groups, channels_last, bias, activation, clamp,
             negative_slope, gate, residual, col_scale, a_scale, a_zero, act_scheme, accumulation, out_dtype, out_scale, out_zero, out_range,
             sum_bias, out, stream, kernel, allow_reference,
-            None if next is None else next._weight,
+            None if next is None else next._weight, plans,
         )  # fmt: skip
 
     def dequantize(self, dtype: Any = "f32", *, transposed: bool = False, out: Array | None = None, stream: Any = None) -> Array:

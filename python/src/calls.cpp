@@ -386,6 +386,18 @@ Plan Plans<Spec>::get(const PackedWeight& weight, const Spec& spec, std::string_
   return plan;
 }
 
+/// The plan of a call: of the cache that it was given, or of the weight.
+template <class Spec>
+Plan plan_of(const PackedWeight& weight, Plans<Spec>& own, const Spec& spec, const Options& options) {
+  if (options.plans == nullptr) return own.get(weight, spec, options.kernel, options.allow_reference);
+  const PlanOptions how{.kernel = std::string(options.kernel), .allow_reference = options.allow_reference};
+  const nb::gil_scoped_release release;  // another thread may be making the plan
+  if constexpr (std::is_same_v<Spec, ConvSpec>)
+    return check(options.plans->conv(weight, spec, how));
+  else
+    return check(options.plans->linear(weight, spec, how));
+}
+
 template class Plans<LinearSpec>;
 template class Plans<ConvSpec>;
 template class Plans<DequantizeSpec>;
@@ -439,7 +451,7 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options) {
     a.beside(d);
     operands.norm_residual.beside(a);
     operands.check_beside(d);
-    const Plan plan = weight.linear.get(weight.packed, spec, options.kernel, options.allow_reference);
+    const Plan plan = plan_of(weight.packed, weight.linear, spec, options);
     run(call, weight, plan, a.view, d, operands.args());
   }
   return options.out.is_none() ? call.finish(std::move(result)) : result;
@@ -489,7 +501,7 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
     spec.act_scheme =
         act == DType::u8 ? act_from("s8zt") : act_from(std::string(name(act)) + (operands.a_zero.empty() ? "t" : "zt"));
   operands.shape_scales(spec.act_scheme);
-  const Plan plan = weight.conv.get(weight.packed, spec, options.kernel, options.allow_reference);
+  const Plan plan = plan_of(weight.packed, weight.conv, spec, options);
   nb::object result = nb::borrow(options.out);
   if (result.is_none()) {
     result = call.images(dims[0], n, spec.geometry.out_height(), spec.geometry.out_width(), spec.epilogue.out,

@@ -447,6 +447,24 @@ std::vector<Explanation::Bucket> explain_tensor(const QuantTensor& q, std::strin
 }
 
 void bind_weights(nb::module_& m) {
+  nb::class_<PlanCache>(
+      m, "PlanCache",
+      "Plans that weights share, for any number of threads: linear(x, plans=cache). Keeps up to `capacity` of them and "
+      "drops the least recently used one first. A plan is for a shape, a scheme, the types and epilogue of a call, and "
+      "for every number of tokens up to a power of two, not for a weight; without a cache each weight keeps its own.")
+      .def(nb::init<std::size_t>(), "capacity"_a = PlanCache::kCapacity)
+      .def_prop_ro(
+          "hits", [](const PlanCache& c) { return c.statistics().hits; }, "Calls that got a plan that another call had made.")
+      .def_prop_ro(
+          "misses", [](const PlanCache& c) { return c.statistics().misses; }, "Calls that made a plan, or failed to.")
+      .def(
+          "__len__", [](const PlanCache& c) { return c.statistics().size; }, "How many plans are kept.")
+      .def("clear", &PlanCache::clear, "Drops every plan.")
+      .def("__repr__", [](const PlanCache& c) {
+        const PlanCache::Statistics s = c.statistics();
+        return "PlanCache(" + std::to_string(s.size) + " plans, " + std::to_string(s.hits) + " hits, " +
+               std::to_string(s.misses) + " misses)";
+      });
   nb::class_<Weight>(m, "PackedWeight", "A weight in the byte order its kernels stream, with the plans that ran on it.")
       .def_prop_ro("scheme", [](const Weight& w) { return w.packed.scheme().name(); })
       .def_prop_ro("scale", [](const Weight& w) { return name(w.packed.scheme().scale); })
@@ -478,18 +496,21 @@ void bind_weights(nb::module_& m) {
              nb::handle a_scale, nb::handle a_zero, std::optional<std::string_view> act_scheme,
              std::optional<std::string_view> accumulation, nb::handle out_dtype, nb::handle out_scale, nb::handle out_zero,
              std::optional<std::pair<std::int32_t, std::int32_t>> out_range, nb::handle sum_bias, nb::handle out,
-             nb::handle stream, std::string_view kernel, bool allow_reference, const Weight* next, nb::handle norm) {
+             nb::handle stream, std::string_view kernel, bool allow_reference, const Weight* next, nb::handle norm,
+             PlanCache* plans) {
             Options options{bias,     activation, clamp,      negative_slope, gate,           residual,  row_scale, col_scale,
                             a_scale,  a_zero,     act_scheme, accumulation,   out_dtype,      out_scale, out_zero,  out_range,
                             sum_bias, out,        stream,     kernel,         allow_reference};
             options.next = next;
             options.norm = norm;
+            options.plans = plans;
             return linear(self, x, options);
           },
           "x"_a.none(), "bias"_a.none(), "activation"_a, "clamp"_a, "negative_slope"_a, "gate"_a.none(), "residual"_a.none(),
           "row_scale"_a.none(), "col_scale"_a.none(), "a_scale"_a.none(), "a_zero"_a.none(), "act_scheme"_a.none(),
           "accumulation"_a.none(), "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a, "out_range"_a.none(), "sum_bias"_a.none(),
-          "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a, "next"_a.none(), "norm"_a.none())
+          "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a, "next"_a.none(), "norm"_a.none(),
+          "plans"_a.none())
       .def(
           "conv",
           [](Weight& self, nb::handle x, Pair stride, std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding,
@@ -498,18 +519,19 @@ void bind_weights(nb::module_& m) {
              nb::handle a_scale, nb::handle a_zero, std::optional<std::string_view> act_scheme,
              std::optional<std::string_view> accumulation, nb::handle out_dtype, nb::handle out_scale, nb::handle out_zero,
              std::optional<std::pair<std::int32_t, std::int32_t>> out_range, nb::handle sum_bias, nb::handle out,
-             nb::handle stream, std::string_view kernel, bool allow_reference, const Weight* next) {
+             nb::handle stream, std::string_view kernel, bool allow_reference, const Weight* next, PlanCache* plans) {
             Options options{bias,     activation, clamp,      negative_slope, gate,           residual,  nb::none(), col_scale,
                             a_scale,  a_zero,     act_scheme, accumulation,   out_dtype,      out_scale, out_zero,   out_range,
                             sum_bias, out,        stream,     kernel,         allow_reference};
             options.next = next;
+            options.plans = plans;
             return conv(self, x, stride, padding, dilation, groups, channels_last, options);
           },
           "x"_a.none(), "stride"_a, "padding"_a, "dilation"_a, "groups"_a, "channels_last"_a.none(), "bias"_a.none(),
           "activation"_a, "clamp"_a, "negative_slope"_a, "gate"_a.none(), "residual"_a.none(), "col_scale"_a.none(),
           "a_scale"_a.none(), "a_zero"_a.none(), "act_scheme"_a.none(), "accumulation"_a.none(), "out_dtype"_a.none(),
           "out_scale"_a, "out_zero"_a, "out_range"_a.none(), "sum_bias"_a.none(), "out"_a.none(), "stream"_a.none(), "kernel"_a,
-          "allow_reference"_a, "next"_a.none())
+          "allow_reference"_a, "next"_a.none(), "plans"_a.none())
       .def("dequantize", &dequantize, "out"_a, "transposed"_a, "stream"_a.none());
 }
 

@@ -141,6 +141,35 @@ def test_plans_are_kept(weight, x):
         assert plans_of(call) == 0
 
 
+def test_plans_are_shared(weight, x):
+    def asked(call):
+        before = plans.hits, plans.misses
+        np.testing.assert_array_equal(call(plans), call(None))
+        return plans.hits - before[0], plans.misses - before[1]
+
+    plans = nibble.PlanCache(2)
+    other = nibble.pack(weight.unpack())
+    assert asked(lambda plans: weight.linear(x, plans=plans)) == (0, 1)
+    kept = other._weight.plans
+    assert asked(lambda plans: other.linear(x, plans=plans)) == (1, 0)
+    assert other._weight.plans == kept + 1, "without a cache the weight keeps it"
+    assert asked(lambda plans: other.linear(x[:1], plans=plans)) == (1, 0), "a plan for more tokens"
+    assert asked(lambda plans: other.linear(x, activation="silu", plans=plans)) == (0, 1)
+    assert asked(lambda plans: other.linear(x, activation="relu", plans=plans)) == (0, 1)
+    assert len(plans) == 2 and repr(plans).startswith("PlanCache(2 plans, ")
+    with pytest.raises(nibble.InvalidArgument):
+        weight.linear(x[..., :-1], plans=plans)
+    with pytest.raises(nibble.NotFound):
+        weight.linear(x, kernel="nope", plans=plans)
+    plans.clear()
+    assert len(plans) == 0
+    images = nibble.quantize_conv(np.ones((8, 4, 3, 3), np.float32), "u4b8c")
+    filters, twin = nibble.pack(images), nibble.pack(images)
+    image = np.ones((1, 4, 5, 5), np.float32)
+    assert asked(lambda plans: filters.conv(image, plans=plans)) == (0, 1)
+    assert asked(lambda plans: twin.conv(image, plans=plans)) == (1, 0)
+
+
 def test_zero_points_in_groups(rng):
     w = nibble.pack(nibble.quantize(rng.standard_normal((32, 256), dtype=np.float32), "u4b8g64"))
     x = rng.standard_normal((2, ROWS, 256), dtype=np.float32) + 1

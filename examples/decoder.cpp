@@ -202,7 +202,7 @@ struct Linear {
     Operands operands;
     if (epilogue.gate != nullptr) operands.gate = epilogue.gate->view();
     if (epilogue.residual != nullptr) operands.residual = epilogue.residual->view();
-    runtime.workspace.resize(std::max(runtime.workspace.size(), plan->workspace_bytes()));
+    runtime.workspace.resize(std::max(runtime.workspace.size(), plan->workspace_bytes(x.rows)));
     return plan->run(*packed, x.view(), y.view(), operands, runtime.workspace, runtime.threads.get());
   }
 

@@ -708,6 +708,9 @@ NIB_API nib_status nib_plan_dequantize(const nib_weight* weight, const nib_dequa
                                        nib_plan** plan);
 /* Bytes of scratch memory that nib_plan_run needs, for the largest M: host or device memory, as the weight's, of any alignment. */
 NIB_API nib_status nib_plan_workspace_size(const nib_plan* plan, size_t* bytes);
+/* The same for m tokens, or of a convolution a batch of m images; of an m that the plan does not serve, for the nearest that it does.
+ * Since 1.2. */
+NIB_API nib_status nib_plan_workspace_size_for(const nib_plan* plan, int64_t m, size_t* bytes);
 /* The main kernel for this M; of a convolution, for a batch of m images. */
 NIB_API nib_status nib_plan_kernel(const nib_plan* plan, int64_t m, const char** name);
 /* Per range of M: the kernels that run, their predicted time, and why every other kernel does not run. */

@@ -256,6 +256,8 @@ class Plan {
 
   /// Bytes of scratch memory that run() needs, for the largest M; any alignment will do.
   std::size_t workspace_bytes() const;
+  /// The same for m tokens, or of a convolution a batch of m images; of an m that the plan does not serve, for the nearest that it does.
+  std::size_t workspace_bytes(std::int64_t m) const;
   /// The main kernel for this M; of a convolution, for a batch of m images.
   std::string_view kernel(std::int64_t m = 1) const;
   /// Per range of M: the kernels that run, their predicted time, and why every other kernel does not run.

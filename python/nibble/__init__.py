@@ -536,6 +536,19 @@ class PackedWeight:
             accumulation or self.accumulation,
         )  # fmt: skip
 
+    def workspace_bytes(
+        self, m: int, a_dtype: Any = None, *, act_scheme: str | None = None, accumulation: str | None = None, out_dtype: Any = None
+    ) -> int:
+        """The scratch memory of linear() for m tokens, in bytes: on a GPU it comes from the framework of x, during the call.
+
+        What is not given is as in explain(). Raises InvalidArgument for m outside 1 ... 2^30.
+        """
+        token = self.a_dtype if a_dtype is None else _arrays.token(a_dtype)
+        out = _arrays.token(out_dtype) if out_dtype is not None else token if token in ("f32", "f16", "bf16") else "f32"
+        return self._weight.workspace_bytes(
+            m, token, out, self.act_scheme if act_scheme is None else act_scheme, accumulation or self.accumulation
+        )
+
 
 class Linear:
     """A layer: a packed weight with its epilogue fixed. Linear(w, activation="silu")(x) is w.linear(x, activation="silu")."""

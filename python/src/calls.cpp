@@ -343,15 +343,15 @@ void run(const Call& call, const Weight& weight, const Plan& plan, const ConstTe
          const Operands& operands) {
   Status status;
   if (call.backend() == Backend::cuda) {
-    const auto bytes = static_cast<std::int64_t>(plan.workspace_bytes());
+    const auto bytes = static_cast<std::int64_t>(plan.workspace_bytes(a.dim(0)));
     Output memory;  // goes back to the framework's allocator when this returns, to be used again behind the run on the stream
     if (bytes > 0) memory = call.made(call.empty({&bytes, 1}, DType::u8));
-    const std::span workspace(static_cast<std::byte*>(memory.view.data), plan.workspace_bytes());
+    const std::span workspace(static_cast<std::byte*>(memory.view.data), static_cast<std::size_t>(bytes));
     const nb::gil_scoped_release release;
     status = plan.run(weight.packed, a, d.view, operands, workspace, call.stream());
   } else {
     const nb::gil_scoped_release release;
-    const Scratch memory(plan.workspace_bytes());
+    const Scratch memory(plan.workspace_bytes(a.dim(0)));
     status = plan.run(weight.packed, a, d.view, operands, memory.span());
   }
   check(status);

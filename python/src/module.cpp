@@ -434,6 +434,18 @@ std::vector<Explanation::Bucket> explain(Weight& weight, std::string_view a_dtyp
   return weight.linear.get(weight.packed, spec).explain().buckets;
 }
 
+std::size_t workspace_bytes(Weight& weight, std::int64_t m, std::string_view a_dtype, std::string_view out,
+                            std::string_view act_scheme, std::string_view accumulation) {
+  if (m < 1 || m > kMaxSize)
+    throw Failure(StatusCode::invalid_argument, "m is " + std::to_string(m) + ", expected 1 to " + std::to_string(kMaxSize));
+  LinearSpec spec{.a_dtype = dtype_from(a_dtype),
+                  .m_max = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(m))),
+                  .act_scheme = act_from(act_scheme),
+                  .accumulation = accumulation_from(accumulation)};
+  spec.epilogue.out = dtype_from(out);
+  return weight.linear.get(weight.packed, spec).workspace_bytes(m);
+}
+
 std::vector<Explanation::Bucket> explain_tensor(const QuantTensor& q, std::string_view backend, std::string_view gpu,
                                                 std::string_view a_dtype, std::int64_t m_max, std::string_view out,
                                                 std::string_view act_scheme, std::string_view accumulation) {
@@ -488,6 +500,7 @@ void bind_weights(nb::module_& m) {
       .def(
           "unpack", [](const Weight& w) { return check(unpack(w.packed)); }, nb::call_guard<nb::gil_scoped_release>(),
           "The QuantTensor it was packed from.")
+      .def("workspace_bytes", &workspace_bytes, "m"_a, "a_dtype"_a, "out"_a, "act_scheme"_a, "accumulation"_a)
       .def("explain", &explain, "a_dtype"_a, "m_max"_a, "out"_a, "act_scheme"_a, "accumulation"_a)
       .def(
           "linear",

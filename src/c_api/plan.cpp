@@ -345,6 +345,15 @@ nib_status nib_plan_workspace_size(const nib_plan* plan, size_t* bytes) {
   });
 }
 
+nib_status nib_plan_workspace_size_for(const nib_plan* plan, int64_t m, size_t* bytes) {
+  return guarded([&]() -> Status {
+    NIBBLE_RETURN_IF_ERROR(required({{"place for the size", bytes}}));
+    NIBBLE_ASSIGN_OR_RETURN(const Plan* p, open(plan));
+    *bytes = p->workspace_bytes(m);
+    return {};
+  });
+}
+
 nib_status nib_plan_kernel(const nib_plan* plan, int64_t m, const char** name) {
   return guarded([&]() -> Status {
     NIBBLE_RETURN_IF_ERROR(required({{"place for the name", name}}));

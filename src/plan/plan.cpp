@@ -72,6 +72,12 @@ struct Plan::Impl {
   bool allow_reference = true;
   std::size_t workspace = 0;  // the largest over all M
 
+  /// M as buckets count it, which is pixels of a pointwise convolution: of m tokens or images, or the nearest number that is served.
+  std::int64_t served(std::int64_t m) const {
+    if (conv && problem.op == Op::linear)
+      m = std::clamp<std::int64_t>(m, 1, conv->batch_max) * conv->geometry.height * conv->geometry.width;
+    return std::clamp<std::int64_t>(m, 1, buckets.back().m_high);
+  }
   const Bucket& bucket(std::int64_t m) const {
     return *std::ranges::find_if(buckets, [m](const Bucket& b) { return m <= b.m_high; });
   }
@@ -258,11 +264,14 @@ std::size_t Plan::workspace_bytes() const {
   return impl_->workspace == 0 ? 0 : impl_->workspace + alignment(impl_->problem.memory);
 }
 
-std::string_view Plan::kernel(std::int64_t m) const {
-  if (impl_->conv && impl_->problem.op == Op::linear)  // its buckets count pixels
-    m = std::clamp<std::int64_t>(m, 1, impl_->conv->batch_max) * impl_->conv->geometry.height * impl_->conv->geometry.width;
-  return impl_->bucket(std::clamp<std::int64_t>(m, 1, impl_->buckets.back().m_high)).main->name;
+std::size_t Plan::workspace_bytes(std::int64_t m) const {
+  Problem problem = impl_->problem;
+  problem.m = impl_->served(m);
+  const std::size_t bytes = parts(impl_->bucket(problem.m), problem).total();
+  return bytes == 0 ? 0 : bytes + alignment(problem.memory);
 }
+
+std::string_view Plan::kernel(std::int64_t m) const { return impl_->bucket(impl_->served(m)).main->name; }
 
 Explanation Plan::explain() const {
   Problem problem = impl_->problem;

@@ -234,6 +234,16 @@ static void test_linear(const nib_context* context) {
   operands.context = context;
   operands.a = &va, operands.d = &vd, operands.row_scale = &vr, operands.col_scale = &vc, operands.gate = &vg;
   operands.residual = &vs;
+  size_t all_bytes = 0, bytes = 0;
+  OK(nib_plan_workspace_size(plan, &all_bytes));
+  OK(nib_plan_workspace_size_for(plan, M, &bytes));
+  CHECK(bytes == all_bytes);
+  OK(nib_plan_workspace_size_for(plan, M + 1, &bytes));
+  CHECK(bytes == all_bytes);
+  OK(nib_plan_workspace_size_for(plan, 1, &bytes));
+  CHECK(bytes > 0 && bytes < all_bytes);
+  FAILS(NIB_INVALID_ARGUMENT, "NULL", nib_plan_workspace_size_for(plan, 1, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "NULL", nib_plan_workspace_size_for(NULL, 1, &bytes));
   for (int own_bias = 0; own_bias < 2; ++own_bias) {
     operands.bias = own_bias ? NULL : &vb;
     memset(d, 0xff, sizeof d);

@@ -141,6 +141,13 @@ def test_plans_are_kept(weight, x):
         assert plans_of(call) == 0
 
 
+def test_workspace(weight):
+    assert 0 < weight.workspace_bytes(1) < weight.workspace_bytes(100) == weight.workspace_bytes(100, "f32", act_scheme="", out_dtype="f32")
+    for m in (0, -1, 2**30 + 1):
+        with pytest.raises(nibble.InvalidArgument, match=f"m is {m}"):
+            weight.workspace_bytes(m)
+
+
 def test_plans_are_shared(weight, x):
     def asked(call):
         before = plans.hits, plans.misses

@@ -332,6 +332,46 @@ TEST(Plan, RunChecksItsArgumentsAndWritesNothing) {
   EXPECT_NE(d[0], 7.0f);
 }
 
+TEST(Plan, TheWorkspaceOfAnMIsEnoughForIt) {
+  const testing::RandomWeight ordered{.act_order = true, .prescale = true};
+  for (const LinearSpec& spec : {LinearSpec{.m_max = 70}, LinearSpec{.a_dtype = DType::bf16, .m_max = 70},
+                                 LinearSpec{.m_max = 70, .act_scheme = {DType::s8, GroupShape::channel()}}}) {
+    const auto weight = pack(random_weight(kAwq, 48, 64, 1, ordered), spec);
+    ASSERT_TRUE(weight.ok()) << weight.status().message();
+    const auto plan = Plan::linear(*weight, spec);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    for (std::int64_t m = 1; m <= spec.m_max; ++m) {
+      const Tensor a(spec.a_dtype, {m, 64});
+      Tensor d(DType::f32, {m, 48});
+      std::vector<std::byte> workspace(plan->workspace_bytes(m));
+      ASSERT_LE(workspace.size(), plan->workspace_bytes());
+      const auto run = [&](std::span<std::byte> memory) {
+        return plan->run(*weight, ConstTensorView(a.bytes.data(), a.dtype, {m, 64}), TensorView(d.bytes.data(), d.dtype, {m, 48}),
+                         {}, memory);
+      };
+      EXPECT_TRUE(run(workspace).ok()) << m;
+      EXPECT_EQ(run({}).code(), StatusCode::invalid_argument) << m;
+    }
+    EXPECT_GT(plan->workspace_bytes(1), 0u);
+    EXPECT_LT(plan->workspace_bytes(1), plan->workspace_bytes());
+    EXPECT_EQ(plan->workspace_bytes(0), plan->workspace_bytes(1));
+    EXPECT_EQ(plan->workspace_bytes(71), plan->workspace_bytes(70));
+  }
+}
+
+TEST(Plan, TheWorkspaceOfImagesCountsTheirPixels) {
+  const ConvGeometry g{.in_channels = 64, .out_channels = 48, .height = 5, .width = 7};
+  const ConvSpec spec{.geometry = g, .input = ImageLayout::nhwc, .output = ImageLayout::nhwc, .batch_max = 6};
+  const auto weight = pack(random_weight(kAwq, 48, 64, 1), spec);
+  ASSERT_TRUE(weight.ok()) << weight.status().message();
+  const auto images = Plan::conv(*weight, spec);
+  const auto tokens = Plan::linear(*weight, {.m_max = 6 * 35});
+  ASSERT_TRUE(images.ok() && tokens.ok());
+  for (const std::int64_t batch : {1, 2, 6})
+    EXPECT_EQ(images->workspace_bytes(batch), tokens->workspace_bytes(batch * 35)) << batch;
+  EXPECT_LT(images->workspace_bytes(1), images->workspace_bytes());
+}
+
 TEST(Plan, RefusesActivationsItCannotQuantize) {
   const auto weight = pack(random_weight(kAwq, 64, 128, 1));
   const auto status = [&](DType codes, GroupShape group) {

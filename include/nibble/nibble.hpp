@@ -9,6 +9,7 @@
 #include "nibble/join.hpp"
 #include "nibble/norm.hpp"
 #include "nibble/packed_file.hpp"
+#include "nibble/packed_header.hpp"
 #include "nibble/parallel.hpp"
 #include "nibble/pattern.hpp"
 #include "nibble/plan.hpp"
@@ -20,3 +21,4 @@
 #include "nibble/types.hpp"
 #include "nibble/verify.hpp"
 #include "nibble/version.hpp"
+#include "nibble/write_module.hpp"

@@ -87,8 +87,13 @@ Status pack_and_copy(const QuantTensor& q, PackedWeightData& packed, Executor& e
 
 }  // namespace
 
-Status pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
+Status copy_parts(PackedWeightData& packed) {
   NIBBLE_ASSIGN_OR_RETURN(packed.device, parts_to_device(packed));
+  return {};
+}
+
+Status pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
+  NIBBLE_RETURN_IF_ERROR(copy_parts(packed));
   return packed.layout == &kGpuTileLayout ? pack_tiles(q, packed) : pack_and_copy(q, packed, executor);
 }
 

@@ -16,6 +16,9 @@ Buffer as_buffer(DeviceMemory memory);
 /// it can: one core packs 0.2 GB/s, the GPU as fast as the codes get there.
 Status pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor);
 
+/// Fills packed.device: copies of what kernels read of the header.
+Status copy_parts(PackedWeightData& packed);
+
 /// The same weight with its bytes in host memory.
 Result<PackedWeightData> download(const PackedWeightData& packed);
 

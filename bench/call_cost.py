@@ -39,7 +39,7 @@ def cases(device):
     dense = nn.Linear(64, 64, bias=False, device=device, dtype=dtype)
     layer = nibble.torch.QuantLinear(q, device=device)
     conv = nibble.torch.QuantConv2d(kernel, padding=1, device=device)
-    w, number, ops = layer.weight, nibble.torch.handle(layer.weight), torch.ops.nibble
+    w, packed, ops = layer.weight, layer.packed, torch.ops.nibble
     x = torch.randn(1, 64, device=device, dtype=dtype)
     asks, images, out = x.clone().requires_grad_(), torch.randn(1, channels, 4, 4, device=device, dtype=dtype), torch.empty_like(x)
     found = {
@@ -48,15 +48,15 @@ def cases(device):
         "`QuantConv2d`": (torch.no_grad, lambda: conv(images)),
         "`PackedWeight.linear`": (torch.no_grad, lambda: w.linear(x)),
         "`PackedWeight.linear`, `out=`": (torch.no_grad, lambda: w.linear(x, out=out)),
-        "`ops.nibble.linear`": (torch.no_grad, lambda: ops.linear(x, number)),
-        "`ops.nibble.linear` in `inference_mode`": (torch.inference_mode, lambda: ops.linear(x, number)),
+        "`ops.nibble.linear`": (torch.no_grad, lambda: ops.linear(x, packed, 64)),
+        "`ops.nibble.linear` in `inference_mode`": (torch.inference_mode, lambda: ops.linear(x, packed, 64)),
         "`nn.Linear`, x with gradient": (torch.enable_grad, lambda: dense(asks)),
         "`QuantLinear`, x with gradient": (torch.enable_grad, lambda: layer(asks)),
         "`ops.nibble.quantize_activations`": (torch.no_grad, lambda: ops.quantize_activations(x, "s8r")),
     }
     if device.type == "cpu":  # a GPU's 4-bit weights take codes in an order of their own
         codes, scales, _ = ops.quantize_activations(x, "s8r")
-        found["`ops.nibble.scaled_linear`"] = torch.no_grad, lambda: ops.scaled_linear(codes, scales, None, number)
+        found["`ops.nibble.scaled_linear`"] = torch.no_grad, lambda: ops.scaled_linear(codes, scales, None, packed, 64)
         array, place = x.numpy(), out.numpy()
         found["`PackedWeight.linear`, NumPy"] = torch.no_grad, lambda: w.linear(array)
         found["`PackedWeight.linear`, NumPy, `out=`"] = torch.no_grad, lambda: w.linear(array, out=place)

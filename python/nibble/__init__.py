@@ -14,6 +14,7 @@ nibble.errors. Everything may be called from several threads at once; the interp
 
 from __future__ import annotations
 
+import builtins
 import copyreg
 import json
 import os
@@ -394,6 +395,27 @@ class PackedWeight:
     def unpack(self) -> QuantTensor:
         """The QuantTensor it was packed from, bit for bit."""
         return self._weight.unpack()
+
+    def header(self) -> builtins.bytes:
+        """All of it but `bytes`: layout, scheme, sizes, what it was packed for, bias, ... as JSON behind a prefix of 16 bytes, filled up with
+        spaces to a multiple of 256 bytes; from_bytes() takes it."""
+        return self._weight.header()
+
+    @property
+    def bytes(self) -> Array:
+        """The packed bytes where they are, read-only: a NumPy array, or of a weight on a GPU an array with `__dlpack__`."""
+        return self._weight.bytes
+
+    @staticmethod
+    def from_bytes(header: builtins.bytes, bytes: Array) -> PackedWeight:
+        """The weight of a header() and its bytes, uint8 [nbytes], which it reads where they are, and keeps: in host memory at a multiple of 64
+        bytes, on the current GPU at a multiple of 256. They must not change.
+
+        Raises CorruptData where the header or the number of bytes is wrong, Unsupported for a version or a layout that this build does not
+        have, or that is not for that memory, InvalidArgument for bytes that are not aligned.
+        """
+        gpu = _arrays.framework(bytes).device(bytes)[0] == "cuda"
+        return PackedWeight(_core.PackedWeight.from_bytes(header, _arrays.export(bytes), gpu=gpu, keep=True))
 
     def linear(
         self,

@@ -3,24 +3,26 @@
     import nibble.torch
     nibble.torch.convert(model, "u4b8g128")          # float layers are quantized; AWQ, GPTQ, ... layers keep their numbers
 
-The operators take a packed weight by number (`handle`), since weights are no tensors:
+A packed weight is a tensor of bytes (`to_tensor`), which modules hold as a buffer and operators take, with the sizes of the result:
 
-    torch.ops.nibble.linear(x, weight, bias, activation, out_dtype) -> y[..., N]
-    torch.ops.nibble.scaled_linear(codes, a_scale, a_zero, weight, bias, activation, out_dtype) -> y[..., N]
-    torch.ops.nibble.conv2d(x, weight, stride, padding, dilation, groups, bias, activation, out_dtype) -> y[B, Co, Oh, Ow]
-    torch.ops.nibble.dequantize(weight, dtype, device) -> W[N, K]
+    torch.ops.nibble.linear(x, weight, n, bias, activation, out_dtype) -> y[..., N]
+    torch.ops.nibble.scaled_linear(codes, a_scale, a_zero, weight, n, bias, activation, out_dtype) -> y[..., N]
+    torch.ops.nibble.conv2d(x, weight, n, filter, stride, padding, dilation, groups, bias, activation, out_dtype) -> y[B, Co, Oh, Ow]
+    torch.ops.nibble.dequantize(weight, n, k, dtype) -> W[N, K]
     torch.ops.nibble.quantize_activations(x, scheme) -> (codes, scales, zeros)
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
+import mmap
 import re
 import warnings
 import weakref
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -33,8 +35,8 @@ from nibble import _arrays, _core
 from nibble.errors import InvalidArgument, NotFound, Unsupported
 
 __all__ = [
-    "ColumnParallelLinear", "Converted", "QuantConv2d", "QuantLinear", "RowParallelLinear", "TorchWeight", "convert", "handle",
-    "quantize_activations", "read_module", "shard_inputs", "shard_outputs",
+    "ColumnParallelLinear", "Converted", "QuantConv2d", "QuantLinear", "RowParallelLinear", "TorchWeight", "convert", "from_tensor",
+    "quantize_activations", "read_module", "shard_inputs", "shard_outputs", "to_tensor",
 ]  # fmt: skip
 
 
@@ -45,27 +47,124 @@ def __dir__() -> list[str]:
 _COMPUTED = (torch.float32, torch.float16, torch.bfloat16)
 _SKIP = r"(^|\.)(lm_head|embed_tokens|wte|wpe|word_embeddings|position_embeddings|token_type_embeddings)$"
 
-# --- operators ------------------------------------------------------------------------------------------------------------------
+# --- weights as tensors ---------------------------------------------------------------------------------------------------------
 
-_weights: weakref.WeakValueDictionary[int, nibble.PackedWeight] = weakref.WeakValueDictionary()
-_numbers = itertools.count(1)
-
-
-def handle(weight: nibble.PackedWeight) -> int:
-    """The number by which operators know a weight, as long as it lives."""
-    number = getattr(weight, "_torch_handle", None)
-    if number is None:
-        number = weight._torch_handle = next(_numbers)  # type: ignore[attr-defined]
-        _weights[number] = weight
-    return number
+_ALIGNMENT = {"cpu": 64, "cuda": 256}  # of packed bytes
 
 
-def _weight(number: int) -> nibble.PackedWeight:
-    weight = _weights.get(number)
-    if weight is None:
-        raise NotFound(f"there is no packed weight {number}, or not any more: keep the module that holds it")
+def to_tensor(weight: nibble.PackedWeight) -> Tensor:
+    """The weight as one tensor of bytes, uint8, where the weight is: PackedWeight.header() and after it the packed bytes.
+
+    It can be copied, saved and sent like every tensor; it is equal for equal weights that were packed for the same layout.
+    """
+    header = np.frombuffer(weight.header(), np.uint8)
+    with torch.inference_mode(False):  # other tensors have no versions
+        if weight.backend == "cuda":
+            packed = torch.empty(header.size + weight.nbytes, dtype=torch.uint8, device=weight.device[0] + f":{weight.device[1]}")
+            packed[: header.size] = torch.tensor(header, device=packed.device)
+            packed[header.size :] = torch.from_dlpack(weight.bytes)
+            return packed
+        packed = _host_bytes(header.size + weight.nbytes)
+        packed.numpy()[: header.size] = header
+        packed.numpy()[header.size :] = weight.bytes
+        return packed
+
+
+def _host_bytes(size: int) -> Tensor:
+    """Like torch.empty; large ones ask for huge pages, with which a core misses fewer translations while it streams a weight."""
+    if size < 1 << 21 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def from_tensor(packed: Tensor) -> TorchWeight:
+    """The weight of a tensor that to_tensor() made, whose memory it reads and keeps.
+
+    Raises CorruptData for other bytes, Unsupported for a layout that is not for the tensor's device, InvalidArgument for a tensor whose
+    memory is not aligned: clone() it then.
+    """
+    return TorchWeight(packed, packed.new_empty(0, dtype=_usual_type(_weight(packed))))
+
+
+def _copied(packed: Tensor) -> Tensor:
+    with torch.inference_mode(False):
+        return (_host_bytes(packed.numel()) if packed.device.type == "cpu" else torch.empty_like(packed)).copy_(packed)
+
+
+def _placed(packed: Tensor, device: torch.device) -> Tensor:
+    """The same weight where the device is, packed anew unless its layout is for there; itself where nothing is to be done."""
+    if packed.is_meta or device.type == "meta":
+        return packed.to(device)
+    layouts = {layout.name: layout.backend for layout in nibble.layouts()}
+    if layouts.get(_core.packed_layout(_header(packed))) == device.type:
+        placed = packed.to(device)
+        return placed if placed.data_ptr() % _ALIGNMENT[device.type] == 0 else _copied(placed)
+    weight = _weight(_copied(packed.cpu()))
+    return to_tensor(_pack(weight.unpack(), device, **nibble._spec(weight)))
+
+
+def _header(packed: Tensor) -> bytes:
+    if packed.dtype != torch.uint8 or packed.ndim != 1 or not packed.is_contiguous():
+        raise InvalidArgument(f"a packed weight is a dense vector of torch.uint8, got {packed.dtype} of shape {tuple(packed.shape)}; see to_tensor")
+    size = _core.packed_header_size(packed[: _core.packed_prefix].cpu().numpy().tobytes())
+    return packed[:size].cpu().numpy().tobytes()
+
+
+class _Bound(NamedTuple):
+    """A weight that reads a tensor's memory without keeping it, as long as that is what it was."""
+
+    storage: weakref.ref[Any]
+    version: int
+    size: int
+    weight: nibble.PackedWeight
+
+
+_bound: dict[int, _Bound] = {}
+
+
+def _version(packed: Tensor) -> int:
+    """Changes with the contents; those of an inference tensor are taken not to change."""
+    try:
+        return packed._version
+    except RuntimeError:
+        return -1
+
+
+def _weight(packed: Tensor) -> nibble.PackedWeight:
+    """The weight of a tensor, found once: by its address, and valid while its storage lives and nobody writes to it."""
+    address = packed.data_ptr()
+    found = _bound.get(address)
+    if (
+        found is not None
+        and found.storage() is packed.untyped_storage()
+        and found.version == _version(packed)
+        and found.size == packed.numel()
+    ):
+        return found.weight
+    header = _header(packed)
+    on_gpu = packed.is_cuda
+    with torch.cuda.device(packed.device) if on_gpu else contextlib.nullcontext():
+        core = _core.PackedWeight.from_bytes(header, _arrays.export(packed[len(header) :]), gpu=on_gpu, keep=False)
+
+    def forget(storage: Any) -> None:
+        if (entry := _bound.get(address)) is not None and entry.storage is storage:
+            del _bound[address]
+
+    weight = nibble.PackedWeight(core)
+    _bound[address] = _Bound(weakref.ref(packed.untyped_storage(), forget), _version(packed), packed.numel(), weight)
     return weight
 
+
+def _checked(packed: Tensor, n: int) -> nibble.PackedWeight:
+    weight = _weight(packed)
+    if weight.n != n:
+        raise InvalidArgument(f"n={n}, but the weight is W[{weight.n},{weight.k}]")
+    return weight
+
+
+# --- operators ------------------------------------------------------------------------------------------------------------------
 
 _library = torch.library.Library("nibble", "DEF")
 _below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -129,34 +228,34 @@ def _operator(
 
 
 def _linear(
-    x: Tensor, weight: int, bias: Optional[Tensor] = None, activation: str = "none", out_dtype: Optional[torch.dtype] = None
+    x: Tensor, weight: Tensor, n: int, bias: Optional[Tensor] = None, activation: str = "none", out_dtype: Optional[torch.dtype] = None
 ) -> Tensor:
     if x.ndim > 4:
-        return _linear(x.flatten(0, -2), weight, bias, activation, out_dtype).unflatten(0, x.shape[:-1])
-    return _weight(weight).linear(x, bias=bias, activation=activation, out_dtype=out_dtype)
+        return _linear(x.flatten(0, -2), weight, n, bias, activation, out_dtype).unflatten(0, x.shape[:-1])
+    return _checked(weight, n).linear(x, bias=bias, activation=activation, out_dtype=out_dtype)
 
 
 def _fake_linear(
-    x: Tensor, weight: int, bias: Any = None, activation: str = "none", out_dtype: Optional[torch.dtype] = None
+    x: Tensor, weight: Tensor, n: int, bias: Any = None, activation: str = "none", out_dtype: Optional[torch.dtype] = None
 ) -> Tensor:
-    return x.new_empty((*x.shape[:-1], _weight(weight).n), dtype=out_dtype or x.dtype)
+    return x.new_empty((*x.shape[:-1], n), dtype=out_dtype or x.dtype)
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...]) -> None:
-    x, ctx.weight, bias, ctx.activation, _ = inputs
-    ctx.x_dtype, ctx.bias_dtype = x.dtype, None if bias is None else bias.dtype
+    x, ctx.weight, ctx.n, bias, ctx.activation, _ = inputs
+    ctx.k, ctx.x_dtype, ctx.bias_dtype = x.shape[-1], x.dtype, None if bias is None else bias.dtype
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     if ctx.activation != "none":
         raise NotImplementedError(f"nibble::linear has no gradient through {ctx.activation}; apply it to the result instead")
-    w = torch.ops.nibble.dequantize(ctx.weight, gradient.dtype, gradient.device)
+    w = torch.ops.nibble.dequantize(ctx.weight, ctx.n, ctx.k, gradient.dtype)
     bias = None if ctx.bias_dtype is None else gradient.flatten(0, -2).sum(0).to(ctx.bias_dtype)
-    return (gradient @ w).to(ctx.x_dtype), None, bias, None, None
+    return (gradient @ w).to(ctx.x_dtype), None, None, bias, None, None
 
 
 _operator(
-    "linear(Tensor x, int weight, Tensor? bias=None, str activation='none', ScalarType? out_dtype=None) -> Tensor",
+    "linear(Tensor x, Tensor weight, int n, Tensor? bias=None, str activation='none', ScalarType? out_dtype=None) -> Tensor",
     _linear, _fake_linear, (_keep_for_backward, _backward),
 )  # fmt: skip
 _autocast("linear")
@@ -166,25 +265,26 @@ def _scaled_linear(
     codes: Tensor,
     a_scale: Tensor,
     a_zero: Optional[Tensor],
-    weight: int,
+    weight: Tensor,
+    n: int,
     bias: Optional[Tensor] = None,
     activation: str = "none",
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    return _weight(weight).linear(
+    return _checked(weight, n).linear(
         codes, a_scale=a_scale, a_zero=a_zero, bias=bias, activation=activation, out_dtype=out_dtype
     )
 
 
 def _fake_scaled_linear(
-    codes: Tensor, a_scale: Any, a_zero: Any, weight: int, bias: Any = None, activation: str = "none",
+    codes: Tensor, a_scale: Any, a_zero: Any, weight: Tensor, n: int, bias: Any = None, activation: str = "none",
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:  # fmt: skip
-    return codes.new_empty((*codes.shape[:-1], _weight(weight).n), dtype=out_dtype)
+    return codes.new_empty((*codes.shape[:-1], n), dtype=out_dtype)
 
 
 _operator(
-    "scaled_linear(Tensor codes, Tensor a_scale, Tensor? a_zero, int weight, Tensor? bias=None, str activation='none', "
+    "scaled_linear(Tensor codes, Tensor a_scale, Tensor? a_zero, Tensor weight, int n, Tensor? bias=None, str activation='none', "
     "ScalarType out_dtype=bfloat16) -> Tensor",
     _scaled_linear, _fake_scaled_linear,
 )  # fmt: skip
@@ -192,7 +292,9 @@ _operator(
 
 def _conv2d(
     x: Tensor,
-    weight: int,
+    weight: Tensor,
+    n: int,
+    filter: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
@@ -202,63 +304,66 @@ def _conv2d(
     out_dtype: Optional[torch.dtype] = None,
 ) -> Tensor:
     """padding: top, bottom, left, right. The result is NHWC in memory where x is."""
-    return _weight(weight).conv(
+    w = _checked(weight, n)
+    if w.filter != tuple(filter):
+        raise InvalidArgument(f"filter={tuple(filter)}, but that of the weight is {w.filter}")
+    return w.conv(
         x, stride=stride, padding=padding, dilation=dilation, groups=groups, bias=bias, activation=activation, out_dtype=out_dtype
     )
 
 
 def _fake_conv2d(
-    x: Tensor, weight: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int = 1,
-    bias: Any = None, activation: str = "none", out_dtype: Optional[torch.dtype] = None,
+    x: Tensor, weight: Tensor, n: int, filter: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    groups: int = 1, bias: Any = None, activation: str = "none", out_dtype: Optional[torch.dtype] = None,
 ) -> Tensor:  # fmt: skip
-    w = _weight(weight)
     b, _, h, width = x.shape
-    h = nibble._covered(h, padding[0], padding[1], w.filter[0], stride[0], dilation[0])
-    width = nibble._covered(width, padding[2], padding[3], w.filter[1], stride[1], dilation[1])
+    h = nibble._covered(h, padding[0], padding[1], filter[0], stride[0], dilation[0])
+    width = nibble._covered(width, padding[2], padding[3], filter[1], stride[1], dilation[1])
     if _arrays.channels_last(x):
-        return x.new_empty((b, h, width, w.n), dtype=out_dtype or x.dtype).permute(0, 3, 1, 2)
-    return x.new_empty((b, w.n, h, width), dtype=out_dtype or x.dtype)
+        return x.new_empty((b, h, width, n), dtype=out_dtype or x.dtype).permute(0, 3, 1, 2)
+    return x.new_empty((b, n, h, width), dtype=out_dtype or x.dtype)
 
 
 def _keep_for_conv_backward(ctx: Any, inputs: tuple[Any, ...]) -> None:
-    x, ctx.weight, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, bias, ctx.activation, _ = inputs
+    x, ctx.weight, ctx.n, ctx.filter, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, bias, ctx.activation, _ = inputs
     ctx.x_shape, ctx.x_dtype, ctx.bias_dtype = x.shape, x.dtype, None if bias is None else bias.dtype
 
 
 def _conv_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     if ctx.activation != "none":
         raise NotImplementedError(f"nibble::conv2d has no gradient through {ctx.activation}; apply it to the result instead")
-    packed = _weight(ctx.weight)
-    rows = torch.ops.nibble.dequantize(ctx.weight, gradient.dtype, gradient.device)
-    w = rows.unflatten(1, (*packed.filter, -1)).permute(0, 3, 1, 2)
     b, c, height, width = ctx.x_shape
+    k = math.prod(ctx.filter) * c // ctx.groups
+    rows = torch.ops.nibble.dequantize(ctx.weight, ctx.n, k, gradient.dtype)
+    w = rows.unflatten(1, (*ctx.filter, -1)).permute(0, 3, 1, 2)
     top, bottom, left, right = ctx.padding
     padded = (b, c, height + top + bottom, width + left + right)
     x = conv2d_input(padded, w, gradient, tuple(ctx.stride), 0, tuple(ctx.dilation), ctx.groups)
     bias = None if ctx.bias_dtype is None else gradient.sum((0, 2, 3)).to(ctx.bias_dtype)
     x = x[:, :, top : top + height, left : left + width].to(ctx.x_dtype)
-    return x, None, None, None, None, None, bias, None, None
+    return x, *[None] * 7, bias, None, None
 
 
 _operator(
-    "conv2d(Tensor x, int weight, int[] stride, int[] padding, int[] dilation, int groups=1, Tensor? bias=None, str activation='none', "
-    "ScalarType? out_dtype=None) -> Tensor",
+    "conv2d(Tensor x, Tensor weight, int n, int[] filter, int[] stride, int[] padding, int[] dilation, int groups=1, Tensor? bias=None, "
+    "str activation='none', ScalarType? out_dtype=None) -> Tensor",
     _conv2d, _fake_conv2d, (_keep_for_conv_backward, _conv_backward),
 )  # fmt: skip
 _autocast("conv2d")
 
 
-def _dequantize(weight: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    w = _weight(weight)
-    return w.dequantize(out=torch.empty((w.n, w.k), dtype=dtype, device=device))
+def _dequantize(weight: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    w = _checked(weight, n)
+    if w.k != k:
+        raise InvalidArgument(f"k={k}, but the weight is W[{w.n},{w.k}]")
+    return w.dequantize(out=weight.new_empty((n, k), dtype=dtype))
 
 
-def _fake_dequantize(weight: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    w = _weight(weight)
-    return torch.empty((w.n, w.k), dtype=dtype, device=device)
+def _fake_dequantize(weight: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    return weight.new_empty((n, k), dtype=dtype)
 
 
-_operator("dequantize(int weight, ScalarType dtype, Device device) -> Tensor", _dequantize, _fake_dequantize)
+_operator("dequantize(Tensor weight, int n, int k, ScalarType dtype) -> Tensor", _dequantize, _fake_dequantize)
 
 
 def quantize_activations(x: Tensor, scheme: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -313,8 +418,10 @@ class TorchWeight(nibble.PackedWeight):
     shape: torch.Size  # type: ignore[assignment]
     device: torch.device  # type: ignore[assignment]
 
-    def __init__(self, weight: nibble.PackedWeight, like: Tensor) -> None:
-        super().__init__(weight._weight)
+    def __init__(self, packed: Tensor, like: Tensor) -> None:
+        super().__init__(_weight(packed)._weight)
+        self._storage = packed.untyped_storage()  # whose memory is read
+        self._packed, self._version, self._address = packed, _version(packed), packed.data_ptr()
         self.shape, self.dtype, self.device = torch.Size((self.n, self.k)), like.dtype, like.device
 
     @functools.cached_property
@@ -325,9 +432,9 @@ class TorchWeight(nibble.PackedWeight):
 
 
 class _Quantized(nn.Module):
-    """A layer with a packed weight, which follows the module from device to device and into its state."""
+    """A layer with a packed weight: a buffer of bytes, `packed`."""
 
-    weight: TorchWeight
+    packed: Tensor
     _where: Tensor
 
     def __init__(
@@ -338,11 +445,24 @@ class _Quantized(nn.Module):
         self.activation = activation
         # Moves with the module, and changes its type with it.
         self.register_buffer("_where", torch.empty(0, device=device, dtype=dtype or _usual_type(weight)), persistent=False)
-        self._set(weight if isinstance(weight, nibble.PackedWeight) else _pack(weight, torch.device(device), act_scheme=act_scheme, accumulation=accumulation))
+        if isinstance(weight, nibble.QuantTensor):
+            weight = _pack(weight, torch.device(device), act_scheme=act_scheme, accumulation=accumulation)
+        self.register_buffer("packed", to_tensor(weight))
+        self._sizes = weight.n, weight.k, weight.filter
+        self.__dict__["_seen"] = None
 
-    def _set(self, weight: nibble.PackedWeight) -> None:
-        self.weight = TorchWeight(weight, self._where)
-        self._handle = handle(self.weight)
+    @property
+    def weight(self) -> TorchWeight:
+        """The weight of `packed`."""
+        seen = self.__dict__["_seen"]
+        return seen if seen is not None and torch.compiler.is_compiling() else self._found()
+
+    def _found(self) -> TorchWeight:
+        """The weight as `packed` is now: what was found the last time, unless that has changed."""
+        seen, packed = self.__dict__["_seen"], self.__dict__["_buffers"]["packed"]
+        if seen is None or seen._packed is not packed or seen._version != _version(packed) or seen._address != packed.data_ptr():
+            seen = self.__dict__["_seen"] = TorchWeight(packed, self._where)
+        return seen
 
     @property
     def bias(self) -> Tensor | None:
@@ -350,28 +470,51 @@ class _Quantized(nn.Module):
         return self.weight.bias
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        packed = self.packed
         super()._apply(fn, recurse)
-        where = self._where
-        if where.device.type in ("cpu", "cuda") and where.device.type != self.weight.backend:
-            self._set(_pack(self.weight.unpack(), where.device, **nibble._spec(self.weight)))
-        elif (where.device, where.dtype) != (self.weight.device, self.weight.dtype):
-            self._set(self.weight)
+        self.__dict__["_seen"] = None  # which has a type and a device
+        if self.packed.dtype != packed.dtype or self.packed.device != packed.device and not packed.is_meta:
+            self.packed = _placed(packed, self.packed.device)  # bytes have no other type, and another device another layout
         return self
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """W [N,K]."""
-        return torch.ops.nibble.dequantize(self._handle, dtype, self._where.device)
+        return torch.ops.nibble.dequantize(self.packed, *self._sizes[:2], dtype)
 
-    def get_extra_state(self) -> dict[str, Any]:
-        fields = nibble._fields(self.weight.unpack(), act_scheme=self.weight.act_scheme, accumulation=self.weight.accumulation)
-        return {name: _to_torch(value) if isinstance(value, np.ndarray) else value for name, value in fields.items()}
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seen": None}
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        act_scheme, accumulation = state.pop("act_scheme"), state.pop("accumulation", "fast")
-        self._set(_pack(nibble.QuantTensor(**state), self._where.device, act_scheme=act_scheme, accumulation=accumulation))
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], strict: bool, missing_keys: list[str],
+        unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        """Takes the packed weight of another layer of these sizes, whatever its scheme and layout are."""
+        name = prefix + "packed"
+        packed = state_dict.get(name)
+        if packed is None:
+            missing_keys.extend([name] if strict else [])
+        else:
+            try:
+                self.packed = self._fitting(packed, bool(local_metadata.get("assign_to_params_buffers")))
+            except nibble.Error as problem:
+                error_msgs.append(f"{name}: {problem}")
+        unexpected_keys.extend(key for key in state_dict if strict and key.startswith(prefix) and key != name)
+
+    def _fitting(self, packed: Tensor, keep: bool) -> Tensor:
+        """`packed`, or a copy of it, where this layer is. keep: the tensor itself where that is possible, also in place of one on meta."""
+        if not keep and self.packed.is_meta:
+            raise InvalidArgument("the layer is on the meta device; load with assign=True")
+        placed = _placed(packed, packed.device if keep else self.packed.device)
+        weight = _weight(placed)
+        sizes = weight.n, weight.k, weight.filter
+        if sizes != self._sizes:
+            (n, k, filter), (n_here, k_here, filter_here) = sizes, self._sizes
+            raise InvalidArgument(f"W[{n},{k}] with a filter of {filter} is not a weight for W[{n_here},{k_here}] with {filter_here}")
+        return _copied(placed) if placed is packed and not keep else placed
 
     def _described(self, shape: str) -> str:
+        if self.packed.is_meta:
+            return f"{shape}, device=meta"
         w = self.weight
         scheme = f"{w.act_scheme}_{w.scheme}" if w.act_scheme else w.scheme
         activation = "" if self.activation == "none" else f", activation={self.activation}"
@@ -396,17 +539,17 @@ class QuantLinear(_Quantized):
             raise InvalidArgument(f"{type(module).__name__} is no torch.nn.Linear of float32, float16 or bfloat16")
         return cls(_quantize(module, weight, weight_scheme), **{"act_scheme": act_scheme, "device": weight.device, "dtype": weight.dtype, **options})
 
-    def _set(self, weight: nibble.PackedWeight) -> None:
-        super()._set(weight)
-        self.in_features, self.out_features = weight.k, weight.n
+    def __init__(self, weight: nibble.PackedWeight | nibble.QuantTensor, **options: Any) -> None:
+        super().__init__(weight, **options)
+        self.out_features, self.in_features = self._sizes[:2]
 
     def extra_repr(self) -> str:
         return self._described(f"in_features={self.in_features}, out_features={self.out_features}")
 
     def forward(self, x: Tensor) -> Tensor:
         if _eager(x):
-            return self.weight.linear(x, activation=self.activation)
-        return torch.ops.nibble.linear(x, self._handle, None, self.activation, None)
+            return self._found().linear(x, activation=self.activation)
+        return torch.ops.nibble.linear(x, self.packed, self.out_features, None, self.activation, None)
 
 
 class QuantConv2d(_Quantized):
@@ -423,8 +566,8 @@ class QuantConv2d(_Quantized):
         super().__init__(weight, **options)
         self.stride, self.padding, self.dilation = nibble._pair(stride), nibble._padding(padding), nibble._pair(dilation)
         self.groups = groups
-        self.in_channels, self.out_channels = self.weight.k * groups // math.prod(self.weight.filter), self.weight.n
-        self.kernel_size = self.weight.filter
+        self.out_channels, k, self.kernel_size = self._sizes
+        self.in_channels = k * groups // math.prod(self.kernel_size)
 
     @classmethod
     def from_float(cls, module: nn.Conv2d, scheme: str = "u4b8g128", **options: Any) -> QuantConv2d:
@@ -445,12 +588,13 @@ class QuantConv2d(_Quantized):
         if x.ndim == 3:
             return self.forward(x.unsqueeze(0)).squeeze(0)
         if _eager(x):
-            return self.weight.conv(
+            return self._found().conv(
                 x, stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups, activation=self.activation
             )
         return torch.ops.nibble.conv2d(
-            x, self._handle, self.stride, self.padding, self.dilation, self.groups, None, self.activation, None
-        )
+            x, self.packed, self.out_channels, self.kernel_size, self.stride, self.padding, self.dilation, self.groups, None,
+            self.activation, None,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         shape = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"

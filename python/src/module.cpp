@@ -458,6 +458,43 @@ std::vector<Explanation::Bucket> explain_tensor(const QuantTensor& q, std::strin
   return check(nibble::explain(describe(q), spec, {.backend = backend_from(backend)})).buckets;
 }
 
+/// The packed bytes where they are: a NumPy array, or on a GPU an array that speaks DLPack.
+nb::object bytes_of(nb::handle self) {
+  const auto& weight = nb::cast<const Weight&>(self);
+  const std::span<const std::byte> bytes = weight.packed.bytes();
+  if (weight.packed.backend() != Backend::cuda) {
+    const std::int64_t shape[] = {static_cast<std::int64_t>(bytes.size())};
+    return to_numpy(bytes.data(), DType::u8, shape, self);
+  }
+  const std::size_t shape[] = {bytes.size()};
+  auto* const data = const_cast<std::byte*>(bytes.data());
+  return nb::cast(
+      nb::ndarray<std::uint8_t>(data, 1, shape, self, nullptr, nb::dtype<std::uint8_t>(), nb::device::cuda::value, weight.gpu));
+}
+
+/// Lets go of an object with the interpreter's lock.
+struct Release {
+  void operator()(nb::object* owner) const {
+    const nb::gil_scoped_acquire acquire;
+    delete owner;
+  }
+};
+
+Weight weight_from_bytes(nb::bytes header, nb::handle array, bool on_gpu, bool keep) {
+  const Backend memory = on_gpu ? Backend::cuda : Backend::cpu;
+  const Input bytes = Input(array, "bytes").on(memory);
+  const ConstTensorView& v = bytes.view;
+  if (v.dtype != DType::u8 || v.rank != 1 || (v.dim(0) > 1 && v.stride(0) != 1))
+    throw Failure(StatusCode::invalid_argument, "the bytes of a packed weight are a dense vector of uint8; got " +
+                                                    std::string(name(v.dtype)) + " of " + std::to_string(v.rank) + " dimensions");
+  const std::shared_ptr<void> owner(new nb::object(keep ? nb::borrow(array) : nb::none()), Release());
+  Weight weight{
+      .packed = check(packed_weight({static_cast<const char*>(header.data()), header.size()},
+                                    {static_cast<const std::byte*>(v.data), static_cast<std::size_t>(v.dim(0))}, memory, owner))};
+  if (on_gpu) weight.gpu = check(this_gpu()).ordinal;
+  return weight;
+}
+
 void bind_weights(nb::module_& m) {
   nb::class_<PlanCache>(
       m, "PlanCache",
@@ -545,7 +582,27 @@ void bind_weights(nb::module_& m) {
           "a_scale"_a.none(), "a_zero"_a.none(), "act_scheme"_a.none(), "accumulation"_a.none(), "out_dtype"_a.none(),
           "out_scale"_a, "out_zero"_a, "out_range"_a.none(), "sum_bias"_a.none(), "out"_a.none(), "stream"_a.none(), "kernel"_a,
           "allow_reference"_a, "next"_a.none(), "plans"_a.none())
-      .def("dequantize", &dequantize, "out"_a, "transposed"_a, "stream"_a.none());
+      .def("dequantize", &dequantize, "out"_a, "transposed"_a, "stream"_a.none())
+      .def("header",
+           [](const Weight& w) {
+             const std::string header = check(packed_header(w.packed));
+             return nb::bytes(header.data(), header.size());
+           })
+      .def_prop_ro("bytes", &bytes_of)
+      .def_static("from_bytes", &weight_from_bytes, "header"_a, "bytes"_a, nb::kw_only(), "gpu"_a, "keep"_a);
+  m.def(
+      "packed_layout",
+      [](nb::bytes header) {
+        return check(packed_layout({static_cast<const char*>(header.data()), header.size()}));
+      },
+      "header"_a, "The layout that PackedWeight.header() names.");
+  m.attr("packed_prefix") = kPackedPrefix;
+  m.def(
+      "packed_header_size",
+      [](nb::bytes prefix) {
+        return check(packed_header_size({static_cast<const char*>(prefix.data()), prefix.size()}));
+      },
+      "prefix"_a, "Of the header that begins with these packed_prefix bytes.");
 }
 
 // --- functions ----------------------------------------------------------------------------------------------------------------
@@ -767,6 +824,31 @@ QuantTensor decode_module(const nb::dict& tensors, std::string_view config) {
   return check(read_module(named, config));
 }
 
+/// {suffix: (dtype, shape, uint8 bytes)}
+nb::dict encode_module(const QuantTensor& q, std::string_view format, std::string_view act_scheme) {
+  const ActScheme act = act_from(act_scheme);
+  const std::vector<ModuleTensor> tensors = [&] {
+    const nb::gil_scoped_release release;
+    return check(write_module(q, format, act));
+  }();
+  nb::dict out;
+  for (const ModuleTensor& t : tensors)
+    out[nb::str(t.suffix.c_str())] =
+        nb::make_tuple(name(t.tensor.dtype), t.tensor.shape,
+                       nb::bytes(reinterpret_cast<const char*>(t.tensor.bytes.data()), t.tensor.bytes.size()));
+  return out;
+}
+
+/// layers: (name, format, scheme, act_order) each.
+std::string encode_config(std::string_view format,
+                          const std::vector<std::tuple<std::string, std::string, std::string, bool>>& layers,
+                          const std::vector<std::string>& not_quantized) {
+  std::vector<WrittenLayer> written;
+  for (const auto& [layer, own, scheme, act_order] : layers)
+    written.push_back({layer, own, check(Scheme::parse(scheme)), act_order});
+  return check(write_config(format, written, not_quantized));
+}
+
 /// Straight from a checkpoint's tensors in device memory, without packing. g_idx is not taken: its values cannot be checked there.
 void dequantize_tensors(std::string_view format, int width, bool zeros_minus_one, nb::handle qweight, nb::handle qzeros,
                         nb::handle scales, nb::handle out, bool transposed, std::uintptr_t stream) {
@@ -941,6 +1023,8 @@ void bind_functions(nb::module_& m) {
   m.def("dequantize_checkpoint", &dequantize_files, "source"_a, "target"_a, nb::kw_only(), "dtype"_a, "overwrite"_a,
         "progress"_a.none());
   m.def("read_module", &decode_module, "tensors"_a, "config"_a = "");
+  m.def("write_module", &encode_module, "q"_a, "format"_a, "act_scheme"_a = "");
+  m.def("write_config", &encode_config, "format"_a, "layers"_a, "not_quantized"_a);
   m.def("dequantize_tensors", &dequantize_tensors, nb::kw_only(), "format"_a, "bits"_a, "zeros_minus_one"_a, "qweight"_a,
         "qzeros"_a, "scales"_a, "out"_a, "transposed"_a, "stream"_a = 0);
   m.def("verify", &verify, "q"_a, nb::kw_only(), "a_dtype"_a = "f32", "m"_a = 4, "out"_a = "f32", "act_scheme"_a = "",

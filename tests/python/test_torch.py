@@ -7,6 +7,7 @@ import copy
 import gc
 import io
 import json
+import multiprocessing
 import re
 import warnings
 
@@ -77,16 +78,16 @@ def test_a_freed_tensor(layer):
 
 
 def test_operators_pass_torchs_own_checks(layer):
-    x, number = torch.randn(3, 256), nt.handle(layer.weight)
+    x, packed = torch.randn(3, 256), layer.packed
     bias = torch.randn(32)
-    torch.library.opcheck(ops.linear, (x, number))
-    torch.library.opcheck(ops.linear, (x.requires_grad_(), number, bias, "none", None))
-    torch.library.opcheck(ops.linear, (x.detach(), number, bias, "silu", torch.float16))
-    torch.library.opcheck(ops.dequantize, (number, torch.float16, torch.device("cpu")))
+    torch.library.opcheck(ops.linear, (x, packed, 32))
+    torch.library.opcheck(ops.linear, (x.requires_grad_(), packed, 32, bias, "none", None))
+    torch.library.opcheck(ops.linear, (x.detach(), packed, 32, bias, "silu", torch.float16))
+    torch.library.opcheck(ops.dequantize, (packed, 32, 256, torch.float16))
     for scheme in ("s8r", "s8zr", "s8og64", "s8zg64", "e4m3g64"):
         torch.library.opcheck(ops.quantize_activations, (x.detach(), scheme))
     codes, scales, _ = ops.quantize_activations(x.detach(), "s8r")
-    torch.library.opcheck(ops.scaled_linear, (codes, scales, None, number, bias))
+    torch.library.opcheck(ops.scaled_linear, (codes, scales, None, packed, 32, bias))
 
 
 def test_the_accumulation_of_a_layer():
@@ -100,11 +101,192 @@ def test_the_accumulation_of_a_layer():
     assert {layer.weight.accumulation for layer in (model.up, model.down, model.odd)} == {"precise"}
 
 
-def test_a_weight_that_is_gone(layer):
-    number = nt.handle(nibble.pack(layer.weight.unpack()))
+def test_a_weight_is_a_tensor(layer):
+    w = layer.weight
+    packed = nt.to_tensor(w)
+    assert packed.dtype == torch.uint8 and torch.equal(packed, layer.packed) and nt.from_tensor(packed).unpack() == w.unpack()
+    x = torch.randn(3, 256)
+    assert torch.equal(ops.linear(x, packed, 32), layer(x))
+    again = nibble.PackedWeight.from_bytes(w.header(), torch.tensor(w.bytes).numpy())  # PyTorch's memory is aligned
+    assert again.unpack() == w.unpack() and (again.layout, again.m_max) == (w.layout, w.m_max)
+    with torch.inference_mode():
+        assert torch.equal(ops.linear(x, packed.clone(), 32), layer(x))
+
+
+def test_tensors_that_are_no_weights(layer):
+    x, packed = torch.randn(3, 256), layer.packed
+    damaged = packed.clone()
+    damaged[0] = 0
+    for bad, error, words in [
+        (damaged, nibble.CorruptData, "NIBBLE01"),
+        (packed[:10], nibble.CorruptData, "NIBBLE01"),
+        (packed[:-1].clone(), nibble.CorruptData, "bytes, W"),
+        (packed.float(), nibble.InvalidArgument, "torch.float32"),
+        (torch.cat([torch.zeros(1, dtype=torch.uint8), packed])[1:], nibble.InvalidArgument, "multiple of 64"),
+    ]:
+        with pytest.raises(error, match=words):
+            ops.linear(x, bad, 32)
+        with pytest.raises(error, match=words):
+            nt.from_tensor(bad)
+    with pytest.raises(nibble.InvalidArgument, match=r"n=31.*W\[32,256\]"):
+        ops.linear(x, packed, 31)
+    with pytest.raises(nibble.InvalidArgument, match="k=255"):
+        ops.dequantize(packed, 32, 255, torch.float32)
+
+
+def test_every_field_survives_as_bytes():
+    rng = np.random.default_rng(2)
+    float_scheme = nibble.quantize(rng.standard_normal((24, 96), dtype=np.float32), "e4m3b8x32")
+    fields = [
+        dict(prescale=rng.random(96, dtype=np.float32) + 0.5, bias=rng.standard_normal(24).astype(np.float16)),
+        dict(scale2=0.3, static_acts=(0.25, 0), act_limit=3.5),
+        dict(),
+    ]
+    for changed in fields:
+        q = nibble.QuantTensor(**nibble._fields(float_scheme, **changed))
+        assert nt.from_tensor(nt.to_tensor(nibble.pack(q))).unpack() == q
+    for scheme in ("u4zg32", "u2b2g16", "u8zc", "s8t", "u4og32", "e4m3t"):
+        for layout in [layout.name for layout in nibble.layouts()]:
+            q = nibble.quantize(rng.standard_normal((40, 96), dtype=np.float32), scheme)
+            try:
+                w = nibble.pack(q, layout=layout, a_dtype="f16", act_scheme="", m_max=77)
+            except nibble.Error:
+                continue
+            again = nt.from_tensor(nt.to_tensor(w))
+            assert again.unpack() == q and (again.layout, again.a_dtype, again.m_max) == (layout, "f16", 77)
+
+
+def test_damaged_headers_are_refused_or_harmless(layer):
+    header, data = layer.weight.header(), torch.tensor(layer.weight.bytes).numpy()
+    refused = 0
+    for at in range(0, 400, 3):
+        for value in (0, 0x39, 0x7B, 0xFF):
+            damaged = header[:at] + bytes([value]) + header[at + 1 :]
+            try:
+                w = nibble.PackedWeight.from_bytes(damaged, data)
+            except (nibble.CorruptData, nibble.Unsupported):
+                refused += 1
+            else:
+                w.unpack(), w.linear(np.ones((2, w.k), np.float32))
+    assert refused > 200
+
+
+def test_contents_that_change_are_seen(layer):
+    other = nt.QuantLinear(act_ordered(np.random.default_rng(5)))
+    x = torch.randn(3, 256)
+    before, wanted = layer(x), other(x)
+    assert not torch.equal(before, wanted)
+    layer.packed.copy_(other.packed)
+    assert torch.equal(layer(x), wanted) and torch.equal(ops.linear(x, layer.packed, 32), wanted)
+    layer.packed = nt.QuantLinear(act_ordered(np.random.default_rng(0))).packed
+    assert torch.equal(layer(x), before)
+    layer.packed.data = other.packed.clone()
+    assert torch.equal(layer(x), wanted)
+    assert torch.equal(torch.func.functional_call(other, {"packed": nt.QuantLinear(act_ordered(np.random.default_rng(0))).packed}, (x,)), before)
+
+
+def test_weights_are_forgotten_with_their_tensors(layer):
     gc.collect()
-    with pytest.raises(nibble.NotFound, match=str(number)):
-        ops.linear(torch.randn(3, 256), number)
+    layer(torch.randn(3, 256))
+    before = len(nt._bound)
+    for _ in range(3):
+        ops.linear(torch.randn(3, 256), layer.packed.clone(), 32)
+    gc.collect()
+    assert len(nt._bound) == before
+    kept = nt.from_tensor(layer.packed.clone())
+    gc.collect()
+    assert kept.unpack() == layer.weight.unpack()
+
+
+def test_state_dict_is_one_tensor(layer, tmp_path):
+    assert list(layer.state_dict()) == ["packed"]
+    x = torch.randn(3, 256)
+    wanted = layer(x)
+    other = lambda: nt.QuantLinear(act_ordered(np.random.default_rng(9)))  # noqa: E731
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    torch.save(layer, tmp_path / "whole.pt")
+    for state in (layer.state_dict(), torch.load(tmp_path / "layer.pt", weights_only=True), torch.load(tmp_path / "layer.pt", mmap=True)):
+        for assign in (False, True):
+            loaded = other()
+            loaded.load_state_dict(state, assign=assign)
+            assert torch.equal(loaded(x), wanted)
+    assert torch.equal(torch.load(tmp_path / "whole.pt", weights_only=False)(x), wanted)
+    copied = copy.deepcopy(layer)
+    assert torch.equal(copied(x), wanted) and copied.packed.data_ptr() != layer.packed.data_ptr()
+    on_meta = other().to("meta")
+    assert on_meta.packed.is_meta and "meta" in repr(on_meta)
+    with pytest.raises(RuntimeError, match="meta device.*assign=True"):
+        on_meta.load_state_dict(layer.state_dict())
+    on_meta.load_state_dict(layer.state_dict(), assign=True)
+    assert torch.equal(on_meta(x), wanted)
+    loaded = nt.QuantLinear.from_float(nn.Linear(256, 32), "s8r_s8c")  # another scheme of the same sizes
+    layer.load_state_dict(loaded.state_dict())
+    assert torch.equal(layer(x), loaded(x)) and layer.weight.act_scheme == "s8r"
+    with pytest.raises(RuntimeError, match=r"packed: W\[8,256\].*W\[32,256\]"):
+        layer.load_state_dict(nt.QuantLinear.from_float(nn.Linear(256, 8)).state_dict())
+    with pytest.raises(RuntimeError, match="packed: no packed weight"):
+        layer.load_state_dict({"packed": torch.zeros(300, dtype=torch.uint8)})
+    with pytest.raises(RuntimeError, match="(?s)Missing key.*packed.*Unexpected key.*_extra"):
+        layer.load_state_dict({"_extra": torch.zeros(1)})
+    assert torch.equal(layer(x), loaded(x))
+
+
+def test_safetensors(layer, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, x = nn.Sequential(layer, nn.Linear(32, 4)), torch.randn(3, 256)
+    safetensors.save_model(model, str(tmp_path / "model.safetensors"))
+    other = nn.Sequential(nt.QuantLinear(act_ordered(np.random.default_rng(9))), nn.Linear(32, 4))
+    safetensors.load_model(other, str(tmp_path / "model.safetensors"))
+    assert torch.equal(other(x), model(x))
+    other.load_state_dict(safetensors.load_file(str(tmp_path / "model.safetensors")), assign=True)  # views at any address
+    assert torch.equal(other(x), model(x))
+
+
+def _in_another_process(layer, x):
+    return layer(x).detach().numpy()
+
+
+def test_another_process(layer):
+    x = torch.randn(3, 256)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert np.array_equal(pool.apply(_in_another_process, (layer, x)), layer(x).numpy())
+
+
+def test_moving(layer):
+    x = torch.randn(3, 256)
+    wanted = layer(x)
+    for moved in (layer.double(), layer.half(), layer.type(torch.float32), layer.to("cpu"), layer.share_memory()):
+        assert moved.packed.dtype == torch.uint8 and torch.equal(moved(x), wanted)
+
+
+def test_wrappers(layer):
+    """A process of its own group; what they do to buffers is the same for more."""
+    if not torch.distributed.is_available():
+        pytest.skip("PyTorch without torch.distributed")
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        x, head = torch.randn(3, 256), nn.Linear(32, 4)
+        with torch.no_grad():
+            wanted = head(layer(x))
+        for model in (DistributedDataParallel(nn.Sequential(layer, head)), fully_shard(nn.Sequential(copy.deepcopy(layer), copy.deepcopy(head)))):
+            assert torch.equal(model(x).detach(), wanted)
+            model(x).sum().backward()
+            assert len([p for p in model.parameters() if p.grad is not None]) == 2
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_export(layer):
+    model, x = nn.Sequential(nn.LayerNorm(256), layer), torch.randn(4, 256)
+    exported = torch.export.export(model, (x,))
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    loaded = torch.export.load(file)
+    assert torch.equal(loaded.module()(x), model(x)) and "1.packed" in loaded.state_dict
 
 
 def test_compile(layer):
@@ -114,6 +296,12 @@ def test_compile(layer):
     with torch.no_grad():
         assert torch.equal(compiled(x), model(x))
         assert torch.equal(compiled(x[:2]), model(x[:2]))
+        layer.packed = nt.QuantLinear(act_ordered(np.random.default_rng(5))).packed
+        assert torch.equal(compiled(x), model(x))
+    ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+    compiled(ours).sum().backward()
+    model(theirs).sum().backward()
+    assert distance(ours.grad, theirs.grad) < 1e-6
 
 
 def test_gradients_flow_through(layer):
@@ -288,7 +476,7 @@ def test_strides_and_dimensions(layer):
     layer(swapped).sum().backward()
     with torch.no_grad():
         assert torch.equal(layer(swapped), layer(swapped.contiguous()))
-    torch.library.opcheck(ops.linear, (x, nt.handle(layer.weight)))
+    torch.library.opcheck(ops.linear, (x, layer.packed, 32))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -299,7 +487,7 @@ def test_autocast(layer, dtype):
     with torch.autocast("cpu", dtype):
         assert nn.Linear(256, 4)(x).dtype == layer(x).dtype == conv(image).dtype == dtype
         assert torch.equal(layer(x), layer.weight.linear(x.to(dtype)))
-        assert ops.linear(x, nt.handle(layer.weight), None, "none", torch.float32).dtype == torch.float32
+        assert ops.linear(x, layer.packed, 32, None, "none", torch.float32).dtype == torch.float32
         compiled = torch.compile(nn.Sequential(nn.LayerNorm(256), layer), fullgraph=True, backend="aot_eager")
         with torch.no_grad():
             assert compiled(x).dtype == dtype
@@ -382,7 +570,8 @@ def test_the_convolution_operator(conv, memory_format):
     exact = torch.nn.functional.conv2d(x, w, bias, (2, 1), (1, 2), (1, 2), 2)
     y = conv(x)
     assert distance(y, exact) < 1e-6 and y.is_contiguous(memory_format=memory_format)
-    arguments = (nt.handle(conv.weight), conv.stride, conv.padding, conv.dilation, conv.groups)
+    torch.compiler.reset()  # there is a limit on what is compiled
+    arguments = (conv.packed, 12, conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
     torch.library.opcheck(ops.conv2d, (x, *arguments))
     torch.library.opcheck(ops.conv2d, (x.clone().requires_grad_(), *arguments, torch.randn(12)))
     torch.library.opcheck(ops.conv2d, (x, *arguments, None, "silu", torch.float16))

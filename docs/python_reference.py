@@ -13,8 +13,8 @@ import sys
 
 import pdoc
 
-MODULES = ["nibble", "nibble.errors", "nibble.torch", "nibble.compat.vllm", "nibble.compat.sglang"]
-OPTIONAL = "torch"  # what those after nibble.errors need
+MODULES = {"nibble": "numpy", "nibble.errors": "numpy", "nibble.torch": "torch", "nibble.transformers": "transformers", "nibble.peft": "peft",
+           "nibble.compat.vllm": "torch", "nibble.compat.sglang": "torch"}  # and what each needs
 
 
 def said(thing):
@@ -51,13 +51,19 @@ def exists(path):
     return False
 
 
-def main():
+def has(name):
     try:
-        importlib.import_module(OPTIONAL)
-        names = MODULES
+        importlib.import_module(name)
     except ImportError:
-        names = MODULES[:2]
-        print(f"left out, as there is no {OPTIONAL} here: {', '.join(MODULES[2:])}", file=sys.stderr)
+        return False
+    return True
+
+
+def main():
+    missing = [name for name, needed in MODULES.items() if not has(needed)]
+    names = [name for name in MODULES if name not in missing]
+    for name in missing:
+        print(f"{name} is left out, as there is no {MODULES[name]} here", file=sys.stderr)
     wrong = []
     for module in map(importlib.import_module, names):
         for name, thing in [(module.__name__, module), *public(module)]:
@@ -65,7 +71,7 @@ def main():
             if not text:
                 wrong.append(f"{name} is not documented")
             wrong += [f"{name} speaks of {path}, which is nothing" for path in re.findall(r"`(nibble(?:\.\w+)+)", text)
-                      if (OPTIONAL in sys.modules or not path.startswith(("nibble.torch", "nibble.compat"))) and not exists(path)]
+                      if not any(path.startswith(other) for other in missing) and not exists(path)]
     if wrong:
         sys.exit("\n".join(wrong))
     pdoc.render.configure(docformat="markdown", search=True)

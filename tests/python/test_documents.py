@@ -160,18 +160,90 @@ def test_operators(x):
     w = nibble.pack(nibble.open("Llama-3-8B-AWQ").read("model.layers.0.mlp.down_proj"))
     filters = nibble.pack(nibble.quantize_conv(np.ones((256, 64, 3, 3), np.float32), "u8b128g64"))
     # docs: begin operators
-    number = nibble.torch.handle(w)  # valid as long as w lives
-    y = torch.ops.nibble.linear(x, number, bias, "silu", torch.bfloat16)
+    packed = nibble.torch.to_tensor(w)  # uint8: a header, and the packed bytes; of a module it is layer.packed
+    y = torch.ops.nibble.linear(x, packed, w.n, bias, "silu", torch.bfloat16)
     codes, scales, zeros = torch.ops.nibble.quantize_activations(x, "s8r")
-    z = torch.ops.nibble.scaled_linear(codes, scales, None, number)
-    W = torch.ops.nibble.dequantize(number, torch.float16, x.device)
+    z = torch.ops.nibble.scaled_linear(codes, scales, None, packed, w.n)
+    W = torch.ops.nibble.dequantize(packed, w.n, w.k, torch.float16)
 
-    convolution = nibble.torch.handle(filters)  # and its bias; stride, padding, dilation, groups
-    d = torch.ops.nibble.conv2d(images, convolution, [1, 1], [1, 1, 1, 1], [1, 1], 1, bias, "relu", None)
+    convolution = nibble.torch.to_tensor(filters)  # then N and the filter; stride, padding, dilation, groups, bias
+    d = torch.ops.nibble.conv2d(images, convolution, 256, [3, 3], [1, 1], [1, 1, 1, 1], [1, 1], 1, bias, "relu", None)
     # docs: end operators
     exact = x @ W.float().T
     assert y.dtype == torch.bfloat16 and distance(y.float(), torch.nn.functional.silu(exact + bias)) < 6e-3
     assert distance(z.float(), exact) < 0.02 and d.shape == (2, 256, 9, 9)
+
+
+@needs_torch
+def test_state(x):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.ReLU(), torch.nn.Linear(256, 512))
+    inputs = torch.tensor(x)
+    nibble.torch.convert(model)
+    before = model(inputs)
+    # docs: begin state
+    safetensors.save_file(model.state_dict(), "model.safetensors")  # or torch.save; keys are "0.packed", "2.packed"
+    model.load_state_dict(safetensors.load_file("model.safetensors"))  # the bytes for this machine's kernels: nothing is packed
+    # docs: end state
+    assert list(model.state_dict()) == ["0.packed", "2.packed"] and torch.equal(model(inputs), before)
+
+
+def small_llama(directory, quantized=None):
+    """A float checkpoint of transformers, and what AWQ might make of it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=64, dtype="float16")).half().save_pretrained(directory)
+    if quantized is not None:
+        nibble.quantize_checkpoint(directory, quantized, "u4zg128", format="awq")
+
+
+def converted(directory):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    nibble.torch.convert(model)
+    return model
+
+
+@needs_torch
+def test_transformers(tmp_path):
+    pytest.importorskip("transformers", minversion="5")
+    small_llama("TinyLlama", "TinyLlama-AWQ")
+    ids = torch.arange(2, 12)[None]
+    # docs: begin transformers
+    import nibble.transformers
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained("TinyLlama-AWQ")  # or GPTQ, compressed-tensors, FP8
+    tokens = model.generate(ids, max_new_tokens=4)
+    # docs: end transformers
+    assert isinstance(model.model.layers[0].mlp.up_proj, nibble.torch.QuantLinear) and tokens.shape[1] > 10
+    # docs: begin quantizing
+    config = nibble.transformers.NibbleConfig("u4zg128", skip=["lm_head", "layers.0.mlp.down_proj"])
+    model = AutoModelForCausalLM.from_pretrained("TinyLlama", quantization_config=config)
+    model.save_pretrained("TinyLlama-W4A16")  # compressed-tensors, which loads again here and elsewhere
+    # docs: end quantizing
+    assert isinstance(model.model.layers[0].mlp.down_proj, torch.nn.Linear)
+    assert "compressed-tensors" in {layer.format for layer in nibble.open("TinyLlama-W4A16").layers}
+
+
+@needs_torch
+def test_lora(tmp_path):
+    pytest.importorskip("peft")
+    pytest.importorskip("transformers", minversion="5")
+    small_llama("float")
+    model = converted("float")
+    # docs: begin lora
+    import nibble.peft
+    from peft import LoraConfig, get_peft_model
+
+    config = nibble.peft.register(LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
+    model = get_peft_model(model, config)  # the adapters are trained, the quantized weights stay
+    # docs: end lora
+    model(input_ids=torch.arange(2, 12)[None], labels=torch.arange(2, 12)[None]).loss.backward()
+    grown = [name for name, p in model.named_parameters() if p.grad is not None]
+    assert len(grown) == 4 and all("lora" in name for name in grown)
 
 
 @needs_torch

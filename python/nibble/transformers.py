@@ -1,0 +1,242 @@
+"""nibble for transformers: from_pretrained makes models whose linear layers run on nibble's kernels, on the CPU or one GPU.
+
+    import nibble.transformers
+    model = AutoModelForCausalLM.from_pretrained("Llama-3-8B-AWQ")     # AWQ, GPTQ, compressed-tensors, FP8: their numbers
+    model = AutoModelForCausalLM.from_pretrained("Llama-3-8B", quantization_config=nibble.transformers.NibbleConfig("u4zg128"))
+
+Quantized checkpoints need neither the package that made them nor a GPU. Layers are read from the mapped files and packed one after the
+other: besides the packed model there is one layer in memory. save_pretrained writes the format that was read, or compressed-tensors.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import pathlib
+import re
+from typing import Any, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+import nibble
+import nibble.torch as nt
+from nibble import _arrays, _core
+from nibble.errors import InvalidArgument, NotFound, Unsupported
+
+__all__ = ["CheckpointConfig", "METHODS", "NibbleConfig", "NibbleQuantizer", "register", "unregister"]
+
+METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8")
+"""The quant_method of checkpoints that nibble loads in place of transformers, once this module is imported."""
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class NibbleConfig(QuantizationConfigMixin):
+    """Quantizes float layers while they are loaded.
+
+    scheme: as nibble.torch.convert has it: "u4b8g128", "u4zg128", "s8r_s8c", ... skip: names, whole or in part, or one regular expression;
+    by default heads and embeddings. accumulation: as nibble.pack has it.
+    """
+
+    def __init__(
+        self, scheme: str = "u4b8g128", *, skip: str | Sequence[str] = nt._SKIP, accumulation: str = "fast", quant_method: str = "nibble"
+    ) -> None:
+        nt._parts(scheme)  # refuses activations that are none
+        self.quant_method, self.scheme, self.accumulation = quant_method, scheme, accumulation
+        self.skip: Any = skip if isinstance(skip, str) else list(skip)
+
+
+class CheckpointConfig(QuantizationConfigMixin):
+    """The quantization_config of a quantized checkpoint, as it is."""
+
+    def __init__(self, quant_method: str, **config: Any) -> None:
+        self.quant_method = quant_method
+        self.__dict__.update(config)
+
+
+class _Unread(nn.Module):
+    """In the place of a linear layer until its weight is read from the checkpoint."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
+class NibbleQuantizer(HfQuantizer):
+    """What from_pretrained and save_pretrained ask."""
+
+    requires_calibration = False
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Raises Unsupported for a device_map with several devices."""
+        if isinstance(device_map, Mapping) and len(set(map(str, device_map.values()))) > 1:
+            raise Unsupported(f"device_map has the devices {sorted(set(map(str, device_map.values())))}; nibble loads a model to one")
+
+    # --- loading ---
+
+    def _process_model_before_weight_loading(
+        self, model: Any, dtype: torch.dtype | None = None, checkpoint_files: Sequence[str] | None = None, **kwargs: Any
+    ) -> None:
+        """Puts what will be read later in the place of linear layers, so that transformers loads the rest alone."""
+        self._dtype, self._written = dtype, {}
+        self._float = isinstance(self.quantization_config, NibbleConfig)
+        files = [pathlib.Path(file) for file in checkpoint_files or ()]
+        if not files or any(file.suffix != ".safetensors" for file in files):
+            if self._float:
+                return  # converted when it is loaded
+            raise Unsupported("nibble reads quantized checkpoints from .safetensors files")
+        self._checkpoint = nibble.open(files[0].parent if len(files) > 1 or files[0].name == "model.safetensors" else files[0])
+        modules, ignored = dict(model.named_modules()), set(model._keys_to_ignore_on_load_unexpected or ())
+        for name, own in list(self._places(model)):
+            layer, parent = modules.get(own), own.rpartition(".")[0]
+            if not isinstance(layer, nn.Linear):
+                if not self._float and parent and parent in modules:
+                    raise Unsupported(f"{name}: {own} is no linear layer of {type(model).__name__}")
+                continue  # of another head
+            if self._float and self._why_float(own, layer):
+                continue
+            model.set_submodule(own, _Unread(name))
+            ignored |= {f"^{re.escape(name)}\\.", f"^{re.escape(own)}\\."}
+        if not self._float and not any(isinstance(module, _Unread) for module in model.modules()):
+            raise NotFound(f"{self._checkpoint.path}: no quantized layer is one of {type(model).__name__}")
+        model._keys_to_ignore_on_load_unexpected = ignored
+
+    def _places(self, model: Any) -> Iterator[tuple[str, str]]:
+        """The layers of the checkpoint that are to be quantized layers of the model, and what they are called there."""
+        transforms = get_model_conversion_mapping(model)
+        renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+        converters = [t for t in transforms if isinstance(t, WeightConverter)]
+        state = model.state_dict()
+        for module in self._checkpoint.modules if self._float else self._checkpoint.layers:
+            own, converter = rename_source_key(f"{module.name}.weight", renamings, converters, model.base_model_prefix, state)
+            if converter is None:
+                yield module.name, own.removesuffix(".weight")
+            elif not self._float:
+                raise Unsupported(f"{module.name}: {type(model).__name__} keeps its weight inside {own}, together with others")
+
+    def _why_float(self, name: str, layer: nn.Linear) -> str:
+        """Why a float layer stays so; "" where it does not."""
+        config = self.quantization_config
+        act_scheme, scheme = nt._parts(config.scheme)
+        return "skip" if nt._Skip(config.skip)(name) else nt._why_not(layer, nt._float_weight(layer), scheme, act_scheme, False)
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        dtype = self._dtype or model.dtype
+        modules = {module.name: module for module in self._checkpoint.modules} if hasattr(self, "_checkpoint") else {}
+        for own, unread in [(name, module) for name, module in model.named_modules() if isinstance(module, _Unread)]:
+            try:
+                q, options = self._quantized(modules[unread.name]) if self._float else self._read(modules[unread.name])
+                model.set_submodule(own, nt.QuantLinear(q, **options, device=device, dtype=dtype))
+            except nibble.Error as problem:
+                raise type(problem)(f"{unread.name}: {problem}") from None
+            del q  # before the next one is read
+            if not self._float:
+                self._written[own] = modules[unread.name].format
+        if hasattr(self, "_checkpoint"):
+            del self._checkpoint
+        if self._float:
+            config = self.quantization_config
+            nt.convert(model, config.scheme, skip=config.skip, accumulation=config.accumulation)
+
+    def _read(self, module: nibble.Module) -> tuple[nibble.QuantTensor, dict[str, Any]]:
+        claimed = module.claimed or ""
+        return self._checkpoint.read(module), {"act_scheme": _core.act_scheme(claimed) if "_" in claimed else ""}
+
+    def _quantized(self, module: nibble.Module) -> tuple[nibble.QuantTensor, dict[str, Any]]:
+        config = self.quantization_config
+        act_scheme, scheme = nt._parts(config.scheme)
+        q = nibble.quantize(self._checkpoint.tensor(f"{module.name}.weight"), scheme)
+        if module.has_bias:
+            q = nt._replace(q, bias=self._checkpoint.tensor(f"{module.name}.bias"))
+        return q, {"act_scheme": act_scheme, "accumulation": config.accumulation}
+
+    # --- saving ---
+
+    def is_serializable(self) -> bool:
+        """Whether save_pretrained can write the model."""
+        return True
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The tensors of the format that was read, else of compressed-tensors; the model's config says so from then on."""
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, nt.QuantLinear)}
+        state = {key: t for key, t in model.state_dict().items() if not (key.endswith(".packed") and key.removesuffix(".packed") in layers)}
+        written = []
+        for name, layer in layers.items():
+            q, act_scheme = layer.weight.unpack(), layer.weight.act_scheme
+            scheme = f"{act_scheme}_{q.scheme}" if act_scheme else q.scheme
+            format = self._format(name, q.scheme)
+            try:
+                tensors = _core.write_module(q, format, act_scheme)
+            except nibble.Error as problem:
+                raise type(problem)(f"{name}: {problem}") from None
+            for suffix, (dtype, shape, data) in tensors.items():
+                state[f"{name}.{suffix}"] = torch.frombuffer(bytearray(data), dtype=getattr(torch, _arrays.NAMES[dtype])).view(shape)
+            written.append((name, format, scheme, q.g_idx is not None))
+        left = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        if written:
+            formats = collections.Counter(format for _, format, _, _ in written)
+            config = json.loads(_core.write_config(formats.most_common(1)[0][0], written, left))
+            model.config.quantization_config = self.quantization_config = CheckpointConfig(**config)
+        return state, {}
+
+    def _format(self, name: str, scheme: str) -> str:
+        writable = {format.name for format in nibble.formats() if format.can_write}
+        if self._written.get(name) in writable:
+            return self._written[name]
+        return "float-quantized" if scheme.startswith("e4m3") else "int-quantized" if scheme.startswith("s8") else "compressed-tensors"
+
+    # --- what models can do then ---
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether adapters beside the layers can be trained."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether torch.compile takes the model."""
+        return True
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        for name, layer in [(name, module) for name, module in model.named_modules() if isinstance(module, nt.QuantLinear)]:
+            dense = nn.Linear(layer.in_features, layer.out_features, bias=layer.weight.has_bias, device="meta", dtype=dtype)
+            dense.weight = nn.Parameter(layer.dequantize(dtype or torch.float32), requires_grad=False)
+            if layer.weight.has_bias:
+                dense.bias = nn.Parameter(layer.bias.to(dtype), requires_grad=False)
+            model.set_submodule(name, dense)
+        return model
+
+
+_before: dict[str, tuple[Any, Any]] = {}
+
+
+def register(methods: Sequence[str] = METHODS) -> None:
+    """Loads checkpoints of these quant_methods with nibble, as importing this module does for METHODS."""
+    unknown = [method for method in methods if method not in METHODS]
+    if unknown:
+        raise InvalidArgument(f"{unknown[0]!r} is no quant_method that nibble reads; choose of {', '.join(METHODS)}")
+    AUTO_QUANTIZER_MAPPING["nibble"], AUTO_QUANTIZATION_CONFIG_MAPPING["nibble"] = NibbleQuantizer, NibbleConfig
+    for method in methods:
+        _before.setdefault(method, (AUTO_QUANTIZER_MAPPING.get(method), AUTO_QUANTIZATION_CONFIG_MAPPING.get(method)))
+        AUTO_QUANTIZER_MAPPING[method], AUTO_QUANTIZATION_CONFIG_MAPPING[method] = NibbleQuantizer, CheckpointConfig
+
+
+def unregister(methods: Sequence[str] = METHODS) -> None:
+    """Gives these quant_methods back to transformers."""
+    for method in methods:
+        quantizer, config = _before.pop(method, (None, None))
+        for mapping, what in ((AUTO_QUANTIZER_MAPPING, quantizer), (AUTO_QUANTIZATION_CONFIG_MAPPING, config)):
+            if what is not None:
+                mapping[method] = what
+
+
+register()

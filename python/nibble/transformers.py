@@ -22,6 +22,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+from transformers.quantizers.base import get_keys_to_not_convert
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 import nibble
@@ -43,13 +44,15 @@ class NibbleConfig(QuantizationConfigMixin):
     """Quantizes float layers while they are loaded.
 
     scheme: as nibble.torch.convert has it: "u4b8g128", "u4zg128", "s8r_s8c", ... skip: names, whole or in part, or one regular expression;
-    by default heads and embeddings. accumulation: as nibble.pack has it.
+    by default heads and embeddings. The model's own head is skipped in any case, since it may be new. accumulation: as nibble.pack has it.
+    Raises InvalidArgument for a scheme or an expression that is none.
     """
 
     def __init__(
         self, scheme: str = "u4b8g128", *, skip: str | Sequence[str] = nt._SKIP, accumulation: str = "fast", quant_method: str = "nibble"
     ) -> None:
         nt._parts(scheme)  # refuses activations that are none
+        nt._Skip(skip)
         self.quant_method, self.scheme, self.accumulation = quant_method, scheme, accumulation
         self.skip: Any = skip if isinstance(skip, str) else list(skip)
 
@@ -88,6 +91,7 @@ class NibbleQuantizer(HfQuantizer):
         """Puts what will be read later in the place of linear layers, so that transformers loads the rest alone."""
         self._dtype, self._written = dtype, {}
         self._float = isinstance(self.quantization_config, NibbleConfig)
+        self._skip = self._rules(model) if self._float else []
         files = [pathlib.Path(file) for file in checkpoint_files or ()]
         if not files or any(file.suffix != ".safetensors" for file in files):
             if self._float:
@@ -124,9 +128,14 @@ class NibbleQuantizer(HfQuantizer):
 
     def _why_float(self, name: str, layer: nn.Linear) -> str:
         """Why a float layer stays so; "" where it does not."""
-        config = self.quantization_config
-        act_scheme, scheme = nt._parts(config.scheme)
-        return "skip" if nt._Skip(config.skip)(name) else nt._why_not(layer, nt._float_weight(layer), scheme, act_scheme, False)
+        act_scheme, scheme = nt._parts(self.quantization_config.scheme)
+        return "skip" if nt._Skip(self._skip)(name) else nt._why_not(layer, nt._float_weight(layer), scheme, act_scheme, False)
+
+    def _rules(self, model: Any) -> list[Any]:
+        """What is skipped: what the config says, and the model's own heads, which may be new."""
+        skip, heads = self.quantization_config.skip, frozenset(get_keys_to_not_convert(model))
+        own = list(skip) if not isinstance(skip, str) else [nt._Skip(skip) if skip == nt._SKIP else re.compile(skip)]
+        return [*own, heads.__contains__]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -145,7 +154,7 @@ class NibbleQuantizer(HfQuantizer):
             del self._checkpoint
         if self._float:
             config = self.quantization_config
-            nt.convert(model, config.scheme, skip=config.skip, accumulation=config.accumulation)
+            nt.convert(model, config.scheme, skip=self._skip, accumulation=config.accumulation)
 
     def _read(self, module: nibble.Module) -> tuple[nibble.QuantTensor, dict[str, Any]]:
         claimed = module.claimed or ""

@@ -176,3 +176,21 @@ def test_awq_without_packing(torch):
     scales, zeros = torch.rand(2, 64).half(), torch.randint(-(2**31), 2**31 - 1, (2, 8), dtype=torch.int32)
     here = vllm.awq_dequantize(qweight, scales, zeros, 0, 0, 0)
     assert torch.equal(vllm.awq_dequantize(qweight.cuda(), scales.cuda(), zeros.cuda(), 0, 0, 0).cpu(), here)
+
+
+def test_a_weight_as_a_tensor(torch, rng):
+    import nibble.torch as nt
+
+    q = nibble.quantize(rng.standard_normal((128, 256), dtype=np.float32), "u4zg128")
+    on_cpu, on_gpu = nt.QuantLinear(q), nt.QuantLinear(q, device="cuda")
+    x = torch.randn(3, 256, device="cuda", dtype=torch.float16)
+    wanted = on_gpu(x)
+    assert on_gpu.packed.is_cuda and torch.equal(torch.ops.nibble.linear(x, on_gpu.packed, 128), wanted)
+    assert nt.from_tensor(on_gpu.packed.clone()).unpack() == q
+    for source in (on_cpu.state_dict(), on_gpu.state_dict(), {"packed": on_gpu.packed.cpu()}):  # its bytes are for there, or packed anew
+        there, here = nt.QuantLinear(q, device="cuda"), nt.QuantLinear(q)
+        there.load_state_dict(source)
+        here.load_state_dict(source)
+        assert torch.equal(there(x), wanted) and torch.equal(here.packed, on_cpu.packed)
+    moved = nt.QuantLinear(q).to("cuda")
+    assert torch.equal(moved(x), wanted) and torch.equal(moved.to("cpu").packed, on_cpu.packed)

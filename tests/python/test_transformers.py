@@ -169,8 +169,30 @@ def test_what_is_skipped_stays_float(floats):
     with pytest.warns(UserWarning, match="groups do not divide K=128"):
         some = quantized_layers(load(floats, quantization_config=ours.NibbleConfig("u4zg256")))
     assert set(some) == {"model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"}
-    with pytest.raises(nibble.InvalidArgument):
-        ours.NibbleConfig("q9_u4zg128")
+    for wrong in (dict(scheme="q9_u4zg128"), dict(skip="(")):
+        with pytest.raises(nibble.InvalidArgument):
+            ours.NibbleConfig(**wrong)
+
+
+def test_other_heads(floats, ids, tmp_path):
+    """Of a checkpoint with another head, or none; a new head is not quantized."""
+    nibble.quantize_checkpoint(floats, tmp_path / "awq", "u4zg64", format="awq")
+    for source, options in ((tmp_path / "awq", {}), (floats, {"quantization_config": ours.NibbleConfig("u4zg64")})):
+        for cls in (tf.AutoModel, tf.AutoModelForSequenceClassification):
+            model = cls.from_pretrained(source, **options)
+            assert len(quantized_layers(model)) == 14
+    assert isinstance(model.score, torch.nn.Linear)
+
+
+def test_experts_inside_one_tensor(tmp_path):
+    sizes = dict(hidden_size=128, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+    tf.MixtralForCausalLM(tf.MixtralConfig(**sizes, num_local_experts=2, vocab_size=64)).half().save_pretrained(tmp_path / "float")
+    nibble.quantize_checkpoint(tmp_path / "float", tmp_path / "quantized", "u4b8g64")
+    with pytest.raises(nibble.Unsupported, match=r"experts\.0\.w1: MixtralForCausalLM keeps its weight inside .*gate_up_proj"):
+        load(tmp_path / "quantized")
+    with pytest.warns(UserWarning, match="MixtralExperts is no layer"):
+        model = load(tmp_path / "float", quantization_config=ours.NibbleConfig("u4b8g64"))
+    assert len(quantized_layers(model)) == 4
 
 
 def facts(checkpoint):

@@ -22,7 +22,7 @@ import mmap
 import re
 import warnings
 import weakref
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -112,16 +112,8 @@ def _header(packed: Tensor) -> bytes:
     return packed[:size].cpu().numpy().tobytes()
 
 
-class _Bound(NamedTuple):
-    """A weight that reads a tensor's memory without keeping it, as long as that is what it was."""
-
-    storage: weakref.ref[Any]
-    version: int
-    size: int
-    weight: nibble.PackedWeight
-
-
-_bound: dict[int, _Bound] = {}
+# By address: the storage, which is not kept; its version; and the weight that reads its memory.
+_bound: dict[int, tuple[weakref.ref[Any], int, nibble.PackedWeight]] = {}
 
 
 def _version(packed: Tensor) -> int:
@@ -133,27 +125,24 @@ def _version(packed: Tensor) -> int:
 
 
 def _weight(packed: Tensor) -> nibble.PackedWeight:
-    """The weight of a tensor, found once: by its address, and valid while its storage lives and nobody writes to it."""
+    """The weight of a tensor, found once: by its address, and valid while its storage lives and is not written to."""
     address = packed.data_ptr()
     found = _bound.get(address)
-    if (
-        found is not None
-        and found.storage() is packed.untyped_storage()
-        and found.version == _version(packed)
-        and found.size == packed.numel()
-    ):
-        return found.weight
+    if found is not None:
+        storage, version, weight = found
+        if storage() is packed.untyped_storage() and version == _version(packed):
+            return weight
     header = _header(packed)
     on_gpu = packed.is_cuda
     with torch.cuda.device(packed.device) if on_gpu else contextlib.nullcontext():
         core = _core.PackedWeight.from_bytes(header, _arrays.export(packed[len(header) :]), gpu=on_gpu, keep=False)
 
     def forget(storage: Any) -> None:
-        if (entry := _bound.get(address)) is not None and entry.storage is storage:
+        if (entry := _bound.get(address)) is not None and entry[0] is storage:
             del _bound[address]
 
     weight = nibble.PackedWeight(core)
-    _bound[address] = _Bound(weakref.ref(packed.untyped_storage(), forget), _version(packed), packed.numel(), weight)
+    _bound[address] = weakref.ref(packed.untyped_storage(), forget), _version(packed), weight
     return weight
 
 
@@ -459,9 +448,10 @@ class _Quantized(nn.Module):
 
     def _found(self) -> TorchWeight:
         """The weight as `packed` is now: what was found the last time, unless that has changed."""
-        seen, packed = self.__dict__["_seen"], self.__dict__["_buffers"]["packed"]
-        if seen is None or seen._packed is not packed or seen._version != _version(packed) or seen._address != packed.data_ptr():
-            seen = self.__dict__["_seen"] = TorchWeight(packed, self._where)
+        own = self.__dict__
+        seen, packed = own["_seen"], own["_buffers"]["packed"]
+        if seen is None or seen._packed is not packed or seen._address != packed.data_ptr() or seen._version != _version(packed):
+            seen = own["_seen"] = TorchWeight(packed, self._where)
         return seen
 
     @property

@@ -1,7 +1,7 @@
 // A packed weight as plain bytes: a header, and the bytes that its kernels read.
 //
 //   std::string block = *packed_header(weight);                     // and after it weight.bytes()
-//   auto again = packed_weight(block, bytes, Backend::cpu, owner);  // in another process, or on another machine
+//   auto again = packed_from_bytes(block, bytes, Backend::cpu, owner);  // in another process, or on another machine
 //
 // The header has everything but the bytes: 8 bytes "NIBBLE01", its own size as a little-endian integer of 8 bytes, and JSON, filled up
 // with spaces to a multiple of kPackedAlignment, so that the bytes may follow it.
@@ -38,7 +38,7 @@ Result<std::string> packed_layout(std::string_view header);
 /// multiple of kPackedAlignment), where they are, as long as `owner`, which is not null, lives; they must not change.
 /// Errors: corrupt_data when the header contradicts itself or the bytes are too few or too many; unsupported for another version of the
 /// format and for a layout that this build does not have, or that is not for that memory; invalid_argument for misaligned bytes.
-Result<PackedWeight> packed_weight(std::string_view header, std::span<const std::byte> bytes, Backend memory,
-                                   std::shared_ptr<void> owner);
+Result<PackedWeight> packed_from_bytes(std::string_view header, std::span<const std::byte> bytes, Backend memory,
+                                       std::shared_ptr<void> owner);
 
 }  // namespace nibble

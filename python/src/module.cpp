@@ -488,9 +488,9 @@ Weight weight_from_bytes(nb::bytes header, nb::handle array, bool on_gpu, bool k
     throw Failure(StatusCode::invalid_argument, "the bytes of a packed weight are a dense vector of uint8; got " +
                                                     std::string(name(v.dtype)) + " of " + std::to_string(v.rank) + " dimensions");
   const std::shared_ptr<void> owner(new nb::object(keep ? nb::borrow(array) : nb::none()), Release());
-  Weight weight{
-      .packed = check(packed_weight({static_cast<const char*>(header.data()), header.size()},
-                                    {static_cast<const std::byte*>(v.data), static_cast<std::size_t>(v.dim(0))}, memory, owner))};
+  Weight weight{.packed = check(packed_from_bytes({static_cast<const char*>(header.data()), header.size()},
+                                                  {static_cast<const std::byte*>(v.data), static_cast<std::size_t>(v.dim(0))},
+                                                  memory, owner))};
   if (on_gpu) weight.gpu = check(this_gpu()).ordinal;
   return weight;
 }

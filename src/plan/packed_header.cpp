@@ -315,8 +315,8 @@ Result<std::string> packed_layout(std::string_view header) try {
   return caught();
 }
 
-Result<PackedWeight> packed_weight(std::string_view header, std::span<const std::byte> bytes, Backend memory,
-                                   std::shared_ptr<void> owner) try {
+Result<PackedWeight> packed_from_bytes(std::string_view header, std::span<const std::byte> bytes, Backend memory,
+                                       std::shared_ptr<void> owner) try {
   NIBBLE_ASSIGN_OR_RETURN(const Json json, parsed(header));
   const Members members(json);
   auto packed = std::make_shared<PackedWeightData>();

@@ -25,7 +25,7 @@ std::shared_ptr<Buffer> copy_of(const PackedWeight& weight) {
 }
 
 Result<PackedWeight> again(std::string_view header, const std::shared_ptr<Buffer>& bytes) {
-  return packed_weight(header, bytes->span(), Backend::cpu, bytes);
+  return packed_from_bytes(header, bytes->span(), Backend::cpu, bytes);
 }
 
 /// The header whose JSON has another member.
@@ -160,12 +160,12 @@ TEST(PackedHeader, RefusesBytesThatAreNone) {
   std::string no_json = header;
   no_json[kPackedPrefix] = '[';
   EXPECT_THAT(again(no_json, bytes).status().message(), HasSubstr("no JSON object"));
-  const auto fewer = packed_weight(header, bytes->span().first(bytes->size() - 1), Backend::cpu, bytes);
+  const auto fewer = packed_from_bytes(header, bytes->span().first(bytes->size() - 1), Backend::cpu, bytes);
   EXPECT_THAT(fewer.status().message(), HasSubstr("bytes, W[24,128]"));
   Buffer shifted(bytes->size() + 1);
-  const auto misaligned = packed_weight(header, std::as_const(shifted).span().subspan(1), Backend::cpu, bytes);
+  const auto misaligned = packed_from_bytes(header, std::as_const(shifted).span().subspan(1), Backend::cpu, bytes);
   EXPECT_EQ(misaligned.status().code(), StatusCode::invalid_argument);
-  const auto there = packed_weight(header, bytes->span(), Backend::cuda, bytes);
+  const auto there = packed_from_bytes(header, bytes->span(), Backend::cuda, bytes);
   EXPECT_EQ(there.status().code(), StatusCode::unsupported) << there.status().message();
 }
 

@@ -10,7 +10,7 @@
 include(CMakePackageConfigHelpers)
 
 add_custom_target(installed)
-foreach(target nibble nibble-shared nibble-cli)
+foreach(target nibble nibble-shared nibble-cli ggml-nibble)
   if(TARGET ${target})
     add_dependencies(installed ${target})
   endif()

@@ -135,7 +135,8 @@ struct Backend {
 #ifdef _OPENMP
 /// A loop on the threads that ggml's CPU backend uses, too: threads of another pool would run while those wait actively.
 void parallel_for(void* user, std::int64_t count, nib_loop_body call, void* body) {
-#pragma omp parallel for num_threads(static_cast <Backend*>(user)->threads) schedule(dynamic)
+  const int threads = static_cast<Backend*>(user)->threads;
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (std::int64_t i = 0; i < count; ++i) call(body, i);
 }
 #else
@@ -165,7 +166,7 @@ bool multiply(Backend& backend, const Weight& weight, const ggml_tensor* d) {
   }
   const auto* from = static_cast<const float*>(a->data);
   auto* to = static_cast<float*>(d->data);
-  const auto stride = static_cast<std::int64_t>(a->nb[1] / sizeof(float));
+  const std::int64_t stride = ggml_is_contiguous(a) ? weight.k() : static_cast<std::int64_t>(a->nb[1] / sizeof(float));
   const std::int64_t rows = ggml_nrows(a);
   for (std::int64_t m = 0; m < rows; m += kMaxRows)
     if (!weight.run(backend.context.get(), from + m * stride, stride, std::min(kMaxRows, rows - m), to + m * weight.n(),

@@ -5,11 +5,11 @@
 #include <ggml.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
-#include <functional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -164,11 +164,11 @@ void check(Product& product, const Blocks& blocks) {
   }
 }
 
-class Products : public testing::TestWithParam<ggml_type> {};
-INSTANTIATE_TEST_SUITE_P(OfType, Products, testing::ValuesIn(kTypes),
+class GgmlProducts : public testing::TestWithParam<ggml_type> {};
+INSTANTIATE_TEST_SUITE_P(OfType, GgmlProducts, testing::ValuesIn(kTypes),
                          [](const auto& type) { return std::string(ggml_type_name(type.param)); });
 
-TEST_P(Products, AreWithinTheirBoundsOfF64AndOfTheCpuBackend) {
+TEST_P(GgmlProducts, AreWithinTheirBoundsOfF64AndOfTheCpuBackend) {
   struct Shape {
     std::int64_t n, k, m;
   };
@@ -179,22 +179,24 @@ TEST_P(Products, AreWithinTheirBoundsOfF64AndOfTheCpuBackend) {
   }
 }
 
-TEST_P(Products, TakeMoreRowsThanAPlanDoes) {
+TEST_P(GgmlProducts, TakeMoreRowsThanAPlanDoes) {
   Product product(GetParam(), 5, 256, {600, 1, 1});
   check(product, Blocks(GetParam(), 5, 256));
 }
 
-TEST_P(Products, TakeBatchesOfActivations) {
-  Product product(GetParam(), 40, 256, {3, 2, 2});
-  check(product, Blocks(GetParam(), 40, 256));
+TEST_P(GgmlProducts, TakeBatchesOfActivations) {
+  for (const std::array<std::int64_t, 3>& m : {std::array<std::int64_t, 3>{3, 2, 2}, {1, 3, 2}}) {
+    Product product(GetParam(), 40, 256, m);
+    check(product, Blocks(GetParam(), 40, 256));
+  }
 }
 
-TEST_P(Products, TakeRowsThatLieApart) {
+TEST_P(GgmlProducts, TakeRowsThatLieApart) {
   Product product(GetParam(), 40, 256, {5, 1, 1}, 300);
   check(product, Blocks(GetParam(), 40, 256));
 }
 
-TEST_P(Products, HaveTheSameBitsOnAnyNumberOfThreads) {
+TEST_P(GgmlProducts, HaveTheSameBitsOnAnyNumberOfThreads) {
   const Blocks blocks(GetParam(), 100, 512);
   Product product(GetParam(), 100, 512, {9, 1, 1});
   product.place(ggml_backend_dev_buffer_type(nibble_device()), blocks.bytes);
@@ -203,7 +205,7 @@ TEST_P(Products, HaveTheSameBitsOnAnyNumberOfThreads) {
 }
 
 /// As test-backend-ops has them: the backend is asked before anything is placed, and the weight is the CPU's then.
-TEST_P(Products, TakeAWeightThatIsPlacedLater) {
+TEST_P(GgmlProducts, TakeAWeightThatIsPlacedLater) {
   const Blocks blocks(GetParam(), 40, 256);
   Product product(GetParam(), 40, 256, {5, 1, 1});
   product.place(ggml_backend_dev_buffer_type(nibble_device()), blocks.bytes);
@@ -212,7 +214,7 @@ TEST_P(Products, TakeAWeightThatIsPlacedLater) {
   EXPECT_EQ(product.run(nibble_device()), packed);
 }
 
-TEST_P(Products, GiveTheBlocksBack) {
+TEST_P(GgmlProducts, GiveTheBlocksBack) {
   const std::int64_t n = 7, k = 512;
   const ggml_context_ptr context = make_context();
   ggml_tensor* w = ggml_new_tensor_2d(context.get(), GetParam(), k, n);
@@ -245,7 +247,7 @@ TEST_P(Products, GiveTheBlocksBack) {
   EXPECT_EQ(back, std::vector<std::uint8_t>(bytes.size(), 0x11));
 }
 
-TEST(Backend, IsAnAcceleratorWithMemoryOfItsOwnForWeights) {
+TEST(GgmlBackend, IsAnAcceleratorWithMemoryOfItsOwnForWeights) {
   EXPECT_EQ(ggml_backend_dev_type(nibble_device()), GGML_BACKEND_DEVICE_TYPE_ACCEL);
   EXPECT_STREQ(ggml_backend_dev_name(nibble_device()), "nibble");
   EXPECT_FALSE(ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(nibble_device())));
@@ -253,7 +255,7 @@ TEST(Backend, IsAnAcceleratorWithMemoryOfItsOwnForWeights) {
   EXPECT_EQ(ggml_backend_get_default_buffer_type(backend.get()), ggml_backend_cpu_buffer_type());
 }
 
-TEST(Backend, RefusesWhatItDoesNotMultiply) {
+TEST(GgmlBackend, RefusesWhatItDoesNotMultiply) {
   const ggml_context_ptr context = make_context();
   ggml_context* c = context.get();
   const auto supports = [](ggml_tensor* op) { return ggml_backend_dev_supports_op(nibble_device(), op); };
@@ -276,7 +278,7 @@ TEST(Backend, RefusesWhatItDoesNotMultiply) {
 }
 
 /// Of a graph with other operations the scheduler gives it the products alone, and results need no copies.
-TEST(Backend, SharesAGraphWithTheCpuBackend) {
+TEST(GgmlBackend, SharesAGraphWithTheCpuBackend) {
   const std::int64_t n = 64, k = 256, m = 5;
   const Blocks blocks(GGML_TYPE_Q4_0, n, k);
   const ggml_context_ptr weights = make_context(), context = make_context();
@@ -321,7 +323,7 @@ TEST(Backend, SharesAGraphWithTheCpuBackend) {
   }
 }
 
-TEST(Backend, IsOffWhereTheEnvironmentIsWrong) {
+TEST(GgmlBackend, IsOffWhereTheEnvironmentIsWrong) {
   const auto refused = [](const char* name, const char* value) {
     setenv(name, value, 1);
     std::exit(ggml_backend_load(NIBBLE_GGML_BACKEND) == nullptr ? 0 : 1);

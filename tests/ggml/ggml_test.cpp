@@ -111,7 +111,7 @@ struct Bound {
 /// Compares both backends with f64, one output after the other.
 void check(Product& product, const Blocks& blocks) {
   const std::int64_t n = product.w->ne[1], k = product.w->ne[0], m = ggml_nrows(product.a);
-  const auto row = static_cast<std::int64_t>(product.a->nb[1] / sizeof(float));
+  const std::int64_t row = ggml_is_contiguous(product.a) ? k : static_cast<std::int64_t>(product.a->nb[1] / sizeof(float));
   ASSERT_TRUE(ggml_backend_dev_supports_op(nibble_device(), product.d));
   product.place(ggml_backend_dev_buffer_type(nibble_device()), blocks.bytes);
   ASSERT_TRUE(ggml_backend_dev_supports_op(nibble_device(), product.d));
@@ -187,6 +187,7 @@ TEST_P(GgmlProducts, TakeMoreRowsThanAPlanDoes) {
 TEST_P(GgmlProducts, TakeBatchesOfActivations) {
   for (const std::array<std::int64_t, 3>& m : {std::array<std::int64_t, 3>{3, 2, 2}, {1, 3, 2}}) {
     Product product(GetParam(), 40, 256, m);
+    if (m[0] == 1) product.a->nb[1] = sizeof(float);  // the distance of rows where there is one says nothing
     check(product, Blocks(GetParam(), 40, 256));
   }
 }
@@ -321,6 +322,56 @@ TEST(GgmlBackend, SharesAGraphWithTheCpuBackend) {
     ASSERT_NEAR(before[i], exact, 0.05 * magnitude);
     ASSERT_EQ(after[i], std::max(before[i], 0.0f));
   }
+}
+
+/// Adapters put float weights where the layer's weight is, and some models look rows of a weight up.
+TEST(GgmlBackend, LeavesOtherOperationsOnItsMemoryToTheCpuBackend) {
+  const std::int64_t n = 48, k = 64, m = 3;
+  const Blocks blocks(GGML_TYPE_Q8_0, n, k);
+  const std::vector<float> floats = random_floats(n * k, 4, 1.0f), activations = random_floats(m * k, 2, 1.0f);
+  const ggml_context_ptr weights = make_context(), context = make_context();
+  ggml_tensor* quantized = ggml_new_tensor_2d(weights.get(), GGML_TYPE_Q8_0, k, n);
+  ggml_tensor* plain = ggml_new_tensor_2d(weights.get(), GGML_TYPE_F32, k, n);
+  const ggml_backend_buffer_ptr buffer(
+      ggml_backend_alloc_ctx_tensors_from_buft(weights.get(), ggml_backend_dev_buffer_type(nibble_device())));
+  ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+  ggml_backend_tensor_set(quantized, blocks.bytes.data(), 0, blocks.bytes.size());
+  ggml_backend_tensor_set(plain, floats.data(), 0, floats.size() * sizeof(float));
+
+  ggml_tensor* a = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, k, m);
+  ggml_tensor* row = ggml_new_tensor_1d(context.get(), GGML_TYPE_I32, 1);
+  ggml_set_input(a);
+  ggml_set_input(row);
+  ggml_tensor* product = ggml_mul_mat(context.get(), plain, a);
+  ggml_tensor* looked_up = ggml_get_rows(context.get(), quantized, row);
+  ggml_set_output(product);
+  ggml_set_output(looked_up);
+  ggml_cgraph* graph = ggml_new_graph(context.get());
+  ggml_build_forward_expand(graph, product);
+  ggml_build_forward_expand(graph, looked_up);
+  const ggml_backend_ptr ours(ggml_backend_dev_init(nibble_device(), nullptr)),
+      theirs(ggml_backend_dev_init(cpu_device(), nullptr));
+  ggml_backend_t backends[] = {ours.get(), theirs.get()};
+  const ggml_backend_sched_ptr scheduler(ggml_backend_sched_new(backends, nullptr, 2, GGML_DEFAULT_GRAPH_SIZE, false, true));
+  ASSERT_TRUE(ggml_backend_sched_alloc_graph(scheduler.get(), graph));
+  ggml_backend_tensor_set(a, activations.data(), 0, activations.size() * sizeof(float));
+  const std::int32_t which = 7;
+  ggml_backend_tensor_set(row, &which, 0, sizeof which);
+  ASSERT_EQ(ggml_backend_sched_graph_compute(scheduler.get(), graph), GGML_STATUS_SUCCESS);
+
+  std::vector<float> result(n * m), values(k);
+  ggml_backend_tensor_get(product, result.data(), 0, result.size() * sizeof(float));
+  ggml_backend_tensor_get(looked_up, values.data(), 0, values.size() * sizeof(float));
+  for (std::int64_t i = 0; i < n * m; ++i) {
+    double exact = 0, magnitude = 0;
+    for (std::int64_t c = 0; c < k; ++c) {
+      const double term = static_cast<double>(floats[i % n * k + c]) * activations[i / n * k + c];
+      exact += term;
+      magnitude += std::abs(term);
+    }
+    ASSERT_NEAR(result[i], exact, static_cast<double>(k) * std::ldexp(1.0, -24) * magnitude);
+  }
+  EXPECT_EQ(values, std::vector(blocks.values.begin() + which * k, blocks.values.begin() + (which + 1) * k));
 }
 
 TEST(GgmlBackend, IsOffWhereTheEnvironmentIsWrong) {

@@ -3,6 +3,7 @@
 #   runtime      libnibble.so.1
 #   development  headers, libnibble.so, libnibble.a, the CMake package, nibble.pc, nibble-static.pc
 #   tools        nibble, its man page and completions
+#   ggml         libggml-nibble.so where it is built; in no package
 #
 # find_package(nibble) gives nibble::nibble, the C++ interface (an archive), and nibble::shared, the C interface (libnibble.so). Each
 # is a component of the CMake package too, so that a C program can ask for `shared` alone and needs nothing that nibble is made with.

@@ -50,18 +50,23 @@ void members(ConvGeometry& value, auto&& visit) {
   visit("groups", groups);
 }
 void members(EpilogueSpec& value, auto&& visit) {
-  auto& [sum_bias, row_scale, col_scale, bias, activation, clamp_low, clamp_high, negative_slope, gate, residual, out, out_scale,
-         out_zero, out_scales, out_low, out_high] = value;
+  auto& [sum_bias, row_scale, col_scale, bias, activation, clamp_low, clamp_high, negative_slope, glu, glu_limit, glu_offset,
+         gate, residual, out, out_scale, out_zero, out_scales, out_low, out_high] = value;
   visit("sum_bias", sum_bias), visit("row_scale", row_scale), visit("col_scale", col_scale), visit("bias", bias);
   visit("activation", activation), visit("clamp_low", clamp_low), visit("clamp_high", clamp_high);
-  visit("negative_slope", negative_slope), visit("gate", gate), visit("residual", residual), visit("out", out);
+  visit("negative_slope", negative_slope), visit("glu", glu), visit("glu_limit", glu_limit), visit("glu_offset", glu_offset);
+  visit("gate", gate), visit("residual", residual), visit("out", out);
   visit("out_scale", out_scale), visit("out_zero", out_zero), visit("out_scales", out_scales), visit("out_low", out_low);
   visit("out_high", out_high);
 }
+void members(NormSpec& value, auto&& visit) {
+  auto& [kind, eps, weight_offset, bias, add] = value;
+  visit("kind", kind), visit("eps", eps), visit("weight_offset", weight_offset), visit("bias", bias), visit("add", add);
+}
 void members(LinearSpec& value, auto&& visit) {
-  auto& [a_dtype, m_max, epilogue, act_scheme, accumulation] = value;
+  auto& [a_dtype, m_max, epilogue, act_scheme, accumulation, norm] = value;
   visit("a_dtype", a_dtype), visit("m_max", m_max), visit("epilogue", epilogue), visit("act_scheme", act_scheme);
-  visit("accumulation", accumulation);
+  visit("accumulation", accumulation), visit("norm", norm);
 }
 void members(ConvSpec& value, auto&& visit) {
   auto& [geometry, input, output, a_dtype, batch_max, epilogue, act_scheme, accumulation] = value;
@@ -73,7 +78,8 @@ void members(Description& value, auto&& visit) {
   PackedWeightHeader& header = value.header;
   visit("n", header.n), visit("k", header.k), visit("scheme", header.scheme), visit("zero_type", header.zero_type);
   visit("filter", header.filter), visit("scale2", header.scale2), visit("static_acts", header.static_acts);
-  visit("act_limit", header.act_limit), visit("bytes", value.bytes), visit("source", value.source);
+  visit("act_limit", header.act_limit), visit("paired", header.paired), visit("bytes", value.bytes),
+      visit("source", value.source);
 }
 
 // ---- Names of enumerators ----
@@ -87,6 +93,7 @@ std::string_view text(ZeroKind zero) { return kZeroKinds[static_cast<std::size_t
 std::string_view text(Accumulation accumulation) { return kAccumulations[static_cast<std::size_t>(accumulation)].second; }
 std::string_view text(DType dtype) { return name(dtype); }
 std::string_view text(Activation activation) { return name(activation); }
+std::string_view text(Norm kind) { return name(kind); }
 std::string_view text(ImageLayout layout) { return name(layout); }
 
 template <class E>
@@ -99,6 +106,11 @@ std::optional<ZeroKind> parse(std::string_view text, ZeroKind) { return named<Ze
 std::optional<Accumulation> parse(std::string_view text, Accumulation) { return named<Accumulation>(text, kAccumulations); }
 std::optional<DType> parse(std::string_view text, DType) { return text == name(DType::none) ? DType::none : parse_dtype(text); }
 std::optional<Activation> parse(std::string_view text, Activation) { return parse_activation(text); }
+std::optional<Norm> parse(std::string_view text, Norm) {
+  for (const Norm kind : {Norm::none, Norm::rms, Norm::layer})
+    if (name(kind) == text) return kind;
+  return std::nullopt;
+}
 std::optional<ImageLayout> parse(std::string_view text, ImageLayout) {
   for (const ImageLayout layout : {ImageLayout::nchw, ImageLayout::nhwc})
     if (name(layout) == text) return layout;

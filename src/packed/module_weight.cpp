@@ -3,6 +3,7 @@
 
 #include "core/error.hpp"
 #include "kernels/cuda/launch/device_weight.hpp"
+#include "kernels/finish.hpp"
 #include "nibble/packed_file.hpp"
 #include "packed/format.hpp"
 #include "plan/pack.hpp"
@@ -26,6 +27,12 @@ Result<std::string> objection(const Checkpoint& checkpoint, const Module& module
   NIBBLE_ASSIGN_OR_RETURN(const std::string digest, checkpoint.digest(module));
   if (digest != found->source) return fmt::format("it has changed since {} was packed", path);
   NIBBLE_ASSIGN_OR_RETURN(const Packing packing, choose_packing(found->desc, spec, options));
+  const auto paired = [](const PackedWeight::Spec& spec, const WeightScheme& scheme) {
+    const auto* const linear = std::get_if<LinearSpec>(&spec);
+    return linear != nullptr && pairs_rows(linear->epilogue, scheme);
+  };
+  if (paired(spec, found->desc.scheme) != paired(found->spec, found->desc.scheme))
+    return fmt::format("{} has it {} a glu", path, paired(spec, found->desc.scheme) ? "without" : "for");
   if (packing.layout->name != found->layout)
     return fmt::format("{} has it in layout {}, and its kernels read {} here", path, found->layout, packing.layout->name);
   return std::string();

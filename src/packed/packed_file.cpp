@@ -13,6 +13,7 @@
 #include "checkpoint/io/shards.hpp"
 #include "core/error.hpp"
 #include "core/weight_check.hpp"
+#include "kernels/finish.hpp"
 #include "packed/description.hpp"
 #include "packed/format.hpp"
 #include "plan/check.hpp"
@@ -116,6 +117,10 @@ Status check(const StoredWeight& weight, const Description& description) {
     return error(StatusCode::corrupt_data, "{}",
                  sums != 0 ? "has no channel_sums" : "has channel_sums, which such a weight has not");
   if (sums != 0) NIBBLE_RETURN_IF_ERROR(check_tensor(*weight.channel_sums, DType::f64, static_cast<std::int64_t>(sums)));
+  const auto* const linear = std::get_if<LinearSpec>(&description.spec);
+  if (header.paired != (linear != nullptr && pairs_rows(linear->epilogue, header.scheme)))
+    return error(StatusCode::corrupt_data, "its rows lie {}in pairs, which is not as it was packed for",
+                 header.paired ? "" : "not ");
   const WeightDesc desc = desc_of(weight);
   return corrupt(std::visit([&](const auto& spec) { return check_spec(desc, spec); }, description.spec))
       .with_context("what it was packed for");

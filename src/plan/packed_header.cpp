@@ -260,7 +260,7 @@ Result<PackedWeightHeader> header_of(const Members& members) {
 
 Result<std::string> packed_header(const PackedWeight& weight) try {
   const LinearSpec* const spec = std::get_if<LinearSpec>(&weight.spec());
-  if (spec == nullptr || spec->epilogue != EpilogueSpec{.out = spec->epilogue.out})
+  if (spec == nullptr || spec->epilogue != EpilogueSpec{.out = spec->epilogue.out} || spec->norm != NormSpec{})
     return error(StatusCode::unsupported,
                  "a header holds the specification of a linear layer whose epilogue is a type; W[{},{}] was packed for {}",
                  weight.n(), weight.k(), spec == nullptr ? "a convolution" : spec->epilogue.name());

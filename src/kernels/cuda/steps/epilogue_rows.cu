@@ -1,8 +1,9 @@
-// A piece of a row of D per CTA, eight columns side by side per thread: 16 bytes at a time are read, and written where D is aligned.
+// A piece of a row of D per CTA, eight columns of sums side by side per thread, which 16 bytes at a time are read, and written where D is
+// aligned. The x coordinate of the grid counts pieces of a row, the y coordinate rows; where there are more rows than that, a CTA takes
+// every so manyth.
 #include "kernels/cuda/steps/epilogue_rows.hpp"
 
 #include <algorithm>
-#include <limits>
 
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/fragment.cuh"
@@ -10,14 +11,15 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int kThreads = 128;  // a row of a few thousand columns is that of many CTAs, which start with the first tokens
+constexpr int kThreads = 128;  // a row of a few thousand columns is that of many CTAs
+constexpr int kCtas = 2048;    // at most, or one for each piece of a row: what 128 multiprocessors run at a time
 constexpr int kColumns = 8;    // of a thread
 
 struct Params {
   epilogue::Element epilogue;
   StoredSums sums;
-  int n, pieces;
-  std::int64_t all_pieces;
+  std::int64_t m;
+  int n;
   bool vectors;  // rows of sums, or halves of rows, begin at multiples of 16 bytes
 };
 
@@ -25,7 +27,7 @@ __device__ __forceinline__ float load_one(const StoredSums& sums, std::int64_t i
   if (sums.type == DType::f32) return __ldcg(static_cast<const float*>(sums.data) + i);
   return half_of(__ldcg(static_cast<const std::uint16_t*>(sums.data) + i), 0, sums.type);
 }
-/// kCount sums side by side, 16 or 32 bytes of 16-bit floats or f32, or half as many.
+/// kCount sums side by side, 4 or 8.
 template <int kCount>
 __device__ __forceinline__ void load_vector(float (&v)[kCount], const StoredSums& sums, std::int64_t i) {
   if (sums.type == DType::f32) {
@@ -35,14 +37,16 @@ __device__ __forceinline__ void load_vector(float (&v)[kCount], const StoredSums
       const float4 four = __ldcg(from + j / 4);
       v[j] = four.x, v[j + 1] = four.y, v[j + 2] = four.z, v[j + 3] = four.w;
     }
-  } else {
-    const auto* const from = reinterpret_cast<const uint2*>(static_cast<const std::uint16_t*>(sums.data) + i);
+  } else if constexpr (kCount == 8) {
+    const uint4 eight = __ldcg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(sums.data) + i));
+    const std::uint32_t word[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
-    for (int j = 0; j < kCount; j += 4) {
-      const uint2 four = __ldcg(from + j / 4);
-      v[j] = half_of(four.x, 0, sums.type), v[j + 1] = half_of(four.x, 1, sums.type);
-      v[j + 2] = half_of(four.y, 0, sums.type), v[j + 3] = half_of(four.y, 1, sums.type);
-    }
+    for (int j = 0; j < 8; ++j) v[j] = half_of(word[j / 2], j % 2, sums.type);
+  } else {
+    const uint2 four = __ldcg(reinterpret_cast<const uint2*>(static_cast<const std::uint16_t*>(sums.data) + i));
+    const std::uint32_t word[2] = {four.x, four.y};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = half_of(word[j / 2], j % 2, sums.type);
   }
 }
 
@@ -68,23 +72,32 @@ __device__ __forceinline__ void load(float (&v)[kColumns], const Params& p, std:
   for (int i = 0; i < kColumns; ++i) v[i] = n + i < p.n ? load_one(p.sums, first + i) : 0.0f;
 }
 
-/// kRows: of sums, for a row of D.
+/// kRows: of sums, for a row of D. With one, the sums of a thread's next row are on their way while it finishes this one; three of them would
+/// take too many registers.
 template <int kRows>
 __global__ void __launch_bounds__(kThreads) epilogue_rows_kernel(const __grid_constant__ Params p) {
   let_successor_start();
+  const int n = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * kColumns;
+  if (n >= p.n) return;
   wait_for_predecessor();
-  for (std::int64_t piece = blockIdx.x; piece < p.all_pieces; piece += gridDim.x) {
-    const std::int64_t m = piece / p.pieces;
-    const int n = (static_cast<int>(piece % p.pieces) * kThreads + static_cast<int>(threadIdx.x)) * kColumns;
-    if (n >= p.n) continue;
-    float rows[kRows][kColumns];
+  constexpr bool kAhead = kRows == 1;
+  float next[kRows][kColumns];
+  const auto request = [&](std::int64_t m) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) load(rows[r], p, m * kRows + r, n);
-    float(&sum)[kColumns] = rows[0];
+    for (int r = 0; r < kRows; ++r) load(next[r], p, m * kRows + r, n);
+  };
+  if (kAhead) request(blockIdx.y);
+#pragma unroll 1
+  for (std::int64_t m = blockIdx.y; m < p.m; m += gridDim.y) {
+    if (!kAhead) request(m);
+    float sum[kColumns];
 #pragma unroll
-    for (int r = 1; r < kRows; ++r)
+    for (int i = 0; i < kColumns; ++i) {
+      sum[i] = next[0][i];
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) sum[i] = epilogue::add(sum[i], rows[r][i]);
+      for (int r = 1; r < kRows; ++r) sum[i] = epilogue::add(sum[i], next[r][i]);
+    }
+    if (kAhead && m + gridDim.y < p.m) request(m + gridDim.y);
     if (p.epilogue.glu_half != 0) {
       if (n + kColumns <= p.n) {
         p.epilogue.store_four_products(m, n, sum);
@@ -92,17 +105,15 @@ __global__ void __launch_bounds__(kThreads) epilogue_rows_kernel(const __grid_co
         p.epilogue.store_products(m, n, {sum[0], sum[1], sum[2], sum[3]}, p.n);
         if (n + 4 < p.n) p.epilogue.store_products(m, n + 4, {sum[4], sum[5], sum[6], sum[7]}, p.n);
       }
-      continue;
-    }
-    if (n + kColumns <= p.n) {
+    } else if (n + kColumns <= p.n) {
       p.epilogue.store_eight(m, n, sum);
-      continue;
-    }
+    } else {
 #pragma unroll 1  // the last columns of a row: code counts more than its time
-    for (int i = 0; n + i < p.n; ++i) {
-      p.epilogue.store(m, n + i, sum[0]);
+      for (int i = 0; n + i < p.n; ++i) {
+        p.epilogue.store(m, n + i, sum[0]);
 #pragma unroll
-      for (int j = 1; j < kColumns; ++j) sum[j - 1] = sum[j];
+        for (int j = 1; j < kColumns; ++j) sum[j - 1] = sum[j];
+      }
     }
   }
 }
@@ -110,18 +121,17 @@ __global__ void __launch_bounds__(kThreads) epilogue_rows_kernel(const __grid_co
 }  // namespace
 
 cudaError_t epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, cudaStream_t stream) {
-  if (sums.each != 1 && sums.each != 3) return cudaErrorInvalidValue;
+  if ((sums.each != 1 && sums.each != 3) || m < 1 || n < 1) return cudaErrorInvalidValue;
   Params p{};
   p.epilogue = epilogue;
   p.sums = sums;
+  p.m = m;
   p.n = n;
-  p.pieces = static_cast<int>((static_cast<std::int64_t>(n) + kThreads * kColumns - 1) / (kThreads * kColumns));
-  p.all_pieces = m * p.pieces;
   const std::int64_t bytes = bits(sums.type) / 8, apart = sums.halves ? n / 2 : 0;
   p.vectors = sums.stride * bytes % 16 == 0 && apart * bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(sums.data) % 16 == 0;
-  const auto ctas = std::min<std::int64_t>(p.all_pieces, std::numeric_limits<std::int32_t>::max());
-  return launch_dependent(sums.each == 1 ? epilogue_rows_kernel<1> : epilogue_rows_kernel<3>, dim3(static_cast<unsigned>(ctas)),
-                          dim3(kThreads), 0, stream, p);
+  const std::int64_t pieces = (std::int64_t{n} + kThreads * kColumns - 1) / (kThreads * kColumns);
+  const dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(std::clamp<std::int64_t>(kCtas / pieces, 1, m)));
+  return launch_dependent(sums.each == 1 ? epilogue_rows_kernel<1> : epilogue_rows_kernel<3>, grid, dim3(kThreads), 0, stream, p);
 }
 
 }  // namespace nibble::cuda

@@ -27,8 +27,8 @@ Result<std::string> objection(const Checkpoint& checkpoint, const Module& module
   NIBBLE_ASSIGN_OR_RETURN(const std::string digest, checkpoint.digest(module));
   if (digest != found->source) return fmt::format("it has changed since {} was packed", path);
   NIBBLE_ASSIGN_OR_RETURN(const Packing packing, choose_packing(found->desc, spec, options));
-  const auto paired = [](const PackedWeight::Spec& spec, const WeightScheme& scheme) {
-    const auto* const linear = std::get_if<LinearSpec>(&spec);
+  const auto paired = [](const PackedWeight::Spec& packed_for, const WeightScheme& scheme) {
+    const auto* const linear = std::get_if<LinearSpec>(&packed_for);
     return linear != nullptr && pairs_rows(linear->epilogue, scheme);
   };
   if (paired(spec, found->desc.scheme) != paired(found->spec, found->desc.scheme))

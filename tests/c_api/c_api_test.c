@@ -462,8 +462,6 @@ static void test_block(void) {
   FAILS(NIB_INVALID_ARGUMENT, "norm.eps", (norm.parts = 0, norm.eps = -1, nib_pack(joined, &packing, &no_weight)));
   norm.eps = 0;
   FAILS(NIB_INVALID_ARGUMENT, "glu_limit=-1", (epilogue.glu_limit = -1, nib_pack(joined, &packing, &no_weight)));
-  FAILS(NIB_INVALID_ARGUMENT, "reserved",
-        (epilogue.glu_limit = 0, epilogue.reserved = 1, nib_pack(joined, &packing, &no_weight)));
   OK(nib_plan_destroy(plan));
   OK(nib_weight_destroy(weight));
   OK(nib_qtensor_destroy(joined));

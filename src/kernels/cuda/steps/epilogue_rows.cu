@@ -37,16 +37,24 @@ __device__ __forceinline__ void load_vector(float (&v)[kCount], const StoredSums
       const float4 four = __ldcg(from + j / 4);
       v[j] = four.x, v[j + 1] = four.y, v[j + 2] = four.z, v[j + 3] = four.w;
     }
-  } else if constexpr (kCount == 8) {
-    const uint4 eight = __ldcg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(sums.data) + i));
-    const std::uint32_t word[4] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = half_of(word[j / 2], j % 2, sums.type);
   } else {
-    const uint2 four = __ldcg(reinterpret_cast<const uint2*>(static_cast<const std::uint16_t*>(sums.data) + i));
-    const std::uint32_t word[2] = {four.x, four.y};
+    std::uint32_t word[kCount / 2];
+    const std::uint16_t* const from = static_cast<const std::uint16_t*>(sums.data) + i;
+    if constexpr (kCount == 8) {
+      const uint4 eight = __ldcg(reinterpret_cast<const uint4*>(from));
+      word[0] = eight.x, word[1] = eight.y, word[2] = eight.z, word[3] = eight.w;
+    } else {
+      const uint2 four = __ldcg(reinterpret_cast<const uint2*>(from));
+      word[0] = four.x, word[1] = four.y;
+    }
+    const auto convert = [&](DType type) {  // a constant at both calls
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = half_of(word[j / 2], j % 2, sums.type);
+      for (int j = 0; j < kCount; ++j) v[j] = half_of(word[j / 2], j % 2, type);
+    };
+    if (sums.type == DType::f16)
+      convert(DType::f16);
+    else
+      convert(DType::bf16);
   }
 }
 

@@ -73,7 +73,7 @@ struct Options {
   bool allow_reference;
   const Weight* next = nullptr;
   nb::handle norm = nb::none();  // None, or (kind, weight, eps, bias, weight_offset, residual)
-  PlanCache* plans = nullptr;  // null: the weight's own
+  PlanCache* plans = nullptr;    // null: the weight's own
 };
 
 /// y[..., N]: Options::out, or a new array of the kind of x.

@@ -559,8 +559,7 @@ void bind_weights(nb::module_& m) {
           "x"_a.none(), "bias"_a.none(), "activation"_a, "clamp"_a, "negative_slope"_a, "gate"_a.none(), "residual"_a.none(),
           "row_scale"_a.none(), "col_scale"_a.none(), "a_scale"_a.none(), "a_zero"_a.none(), "act_scheme"_a.none(),
           "accumulation"_a.none(), "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a, "out_range"_a.none(), "sum_bias"_a.none(),
-          "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a, "next"_a.none(), "norm"_a.none(),
-          "plans"_a.none())
+          "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a, "next"_a.none(), "norm"_a.none(), "plans"_a.none())
       .def(
           "conv",
           [](Weight& self, nb::handle x, Pair stride, std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding,

@@ -333,6 +333,22 @@ def gpu_modes(data):
     return text + gpu_note(data).lstrip("\n")
 
 
+def gpu_layers(products, glu, norm):
+    """A decoder's layers, calls isolated: the product alone, and what a glu or a norm adds to it."""
+    if products is None or glu is None or norm is None:
+        return "Not measured yet: `./dev gpu` measures it, `./dev docs` puts it here.\n"
+    times = [{(r["name"], r["scheme"], r["m"]): r["median_us"] for r in data["isolated"]} for data in (products, glu, norm)]
+    columns = sorted({m for _, _, m in times[0]})
+
+    def cell(key):
+        added = [("" if key not in part else f"{part[key] - times[0][key]:+.1f}") or "–" for part in times[1:]]
+        return f"{times[0][key]:.1f} · {added[0]} · {added[1]}"
+
+    layers = list(dict.fromkeys((name, scheme) for name, scheme, _ in times[0]))
+    body = [[name, f"`{scheme}`"] + [cell((name, scheme, m)) for m in columns] for name, scheme in layers]
+    return table(["layer", "scheme"] + [f"M = {m}" for m in columns], body) + gpu_note(products)
+
+
 def gpu_gemm(*surveys):
     """The fastest of all kernels: a row per layer, a column per M; time, share of the roofline, speed-up over cuBLAS, kernel."""
     if None in surveys:
@@ -593,6 +609,7 @@ RENDERERS = {
     "speed": speed,
     "cpu_modes": cpu_modes,
     "gpu_modes": gpu_modes,
+    "gpu_layers": gpu_layers,
     "accuracy": accuracy,
     "kernels": kernels,
     "layouts": layouts,
@@ -617,7 +634,7 @@ RENDERERS = {
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),
             "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}
-MAY_BE_MISSING = {"bandwidth", "cpu_modes", "gpu_modes", "gpu_gemm", "gpu_survey", "generation", "call_cost"}
+MAY_BE_MISSING = {"bandwidth", "cpu_modes", "gpu_modes", "gpu_layers", "gpu_gemm", "gpu_survey", "generation", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 SUPPORT = ROOT / "docs/results/support.json"
 

@@ -53,6 +53,9 @@ std::optional<Activation> parse_activation(std::string_view token);
 ///
 ///   D = quantize( activation(min(x₁, glu_limit)) ∘ (clamp(x₂, ±glu_limit) + glu_offset) ∘ gate + residual )
 ///
+/// Where D is f16 or bf16 and there are no scales, acc is rounded to that type first: whether the kernel of the product stores D or a last
+/// step does, its bits are the same.
+///
 /// Of W8A8, where acc = s_a · s_w · I with the integer sums I = Σ (q_a − z_a)·(q_w − z_w), sum_bias is added to I, modulo 2³², and a D
 /// of s32 is I. W8A8 is an A of int8 with a scale per token or tensor, and a W of integers with one per output channel.
 struct EpilogueSpec {
@@ -79,6 +82,8 @@ struct EpilogueSpec {
 
   /// The columns of D for a weight of n output channels: N, of a glu N/2.
   std::int64_t columns(std::int64_t n) const { return glu ? n / 2 : n; }
+  /// The type to which acc of a glu is rounded first: that of D, or f32.
+  DType factor_type() const { return !row_scale && !col_scale && (out == DType::f16 || out == DType::bf16) ? out : DType::f32; }
   /// Whether it needs the integer sums of W8A8.
   bool reads_sums() const { return sum_bias || out == DType::s32; }
   /// "bias+silu+residual->f16"; "->f32" when the sum is only stored.

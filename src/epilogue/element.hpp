@@ -164,6 +164,7 @@ struct Element {
     };
 #pragma unroll
     for (int i = 0; i < 4; ++i) gates[i] = multiply(acc[2 * i], acc_scale), others[i] = multiply(acc[2 * i + 1], acc_scale);
+    if (row_scale == nullptr && col_scale == nullptr) each([&](float x, std::int64_t) { return rounded(x); });
     if (row_scale != nullptr) each([&](float x, std::int64_t) { return multiply(x, row); });
     if (col_scale != nullptr) each([&](float x, std::int64_t i) { return multiply(x, col_scale[i]); });
     if (bias.data != nullptr) each([&](float x, std::int64_t i) { return add(x, bias.at(i)); });
@@ -239,10 +240,22 @@ struct Element {
   }
 
  private:
+  /// x in the precision of D where that is f16 or bf16 (EpilogueSpec::factor_type).
+  NIBBLE_HOST_DEVICE float rounded(float x) const {
+#if defined(__CUDA_ARCH__)
+    if (out == DType::f16) return __half2float(__float2half_rn(x));
+    if (out == DType::bf16) return __bfloat162float(__float2bfloat16_rn(x));
+#else
+    if (out == DType::f16) return to_f32(to_f16(x));
+    if (out == DType::bf16) return to_f32(to_bf16(x));
+#endif
+    return x;
+  }
   /// D[m,j] of a glu from its two sums.
   NIBBLE_HOST_DEVICE float product(std::int64_t m, std::int64_t j, float first, float second) const {
     const auto x = [&](float acc, std::int64_t n) {
       acc = multiply(acc, acc_scale);
+      if (row_scale == nullptr && col_scale == nullptr) acc = rounded(acc);
       if (row_scale != nullptr) acc = multiply(acc, row_scale[m]);
       if (col_scale != nullptr) acc = multiply(acc, col_scale[n]);
       return bias.data == nullptr ? acc : add(acc, bias.at(n));

@@ -139,6 +139,9 @@ void apply(Function function, float* acc, std::int64_t count) {
 /// The sums of a glu become the products of its halves, half as many.
 void multiply_halves(const EpilogueSpec& spec, const Operands& args, float* acc, std::int64_t m, std::int64_t j,
                      std::int64_t count, std::int64_t half) {
+  const auto round = [&](auto there) { std::transform(acc, acc + 2 * count, acc, [&](float x) { return to_f32(there(x)); }); };
+  if (spec.factor_type() == DType::f16) round(to_f16);
+  if (spec.factor_type() == DType::bf16) round(to_bf16);
   scale_and_add(spec, args, acc, 2, m, j, count);
   scale_and_add(spec, args, acc + 1, 2, m, half + j, count);
   const GluLimits limits{spec.glu_limit, spec.glu_offset};

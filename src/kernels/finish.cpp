@@ -44,9 +44,7 @@ bool needs_finish(const Problem& problem) {
 
 Problem product_of(const Problem& problem) {
   Problem product = problem;
-  const EpilogueSpec& all = problem.epilogue;
-  const bool scaled = all.row_scale || all.col_scale;  // sums of another size than D might not fit into its type
-  product.epilogue = {.out = !scaled && (all.out == DType::f16 || all.out == DType::bf16) ? all.out : DType::f32};
+  product.epilogue = {.out = problem.epilogue.factor_type()};
   return product;
 }
 

@@ -11,7 +11,6 @@
 #include "core/error.hpp"
 #include "core/random.hpp"
 #include "core/sizes.hpp"
-#include "kernels/finish.hpp"
 #include "kernels/kernel.hpp"
 #include "kernels/reference/conv.hpp"
 #include "kernels/reference/oracle.hpp"
@@ -227,9 +226,8 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   Tensor d(linear.epilogue.out, {m, width});
   const std::string kernel(plan.kernel(m));
   const reference::WeightArrays arrays = reference::arrays_of(q);
-  reference::ActModel model = act_model(*find_kernel(kernel), linear.a_dtype, linear.act_scheme, q.scheme, linear.accumulation);
-  const Problem layer{.m = m, .n = q.n, .k = q.k, .scheme = q.scheme, .memory = weight.backend(), .epilogue = linear.epilogue};
-  if (needs_finish(layer)) model.factor_type = product_of(layer).epilogue.out;
+  const reference::ActModel model =
+      act_model(*find_kernel(kernel), linear.a_dtype, linear.act_scheme, q.scheme, linear.accumulation);
   const Operands args = operands.args();
   NIBBLE_ASSIGN_OR_RETURN(
       VerifyReport report,

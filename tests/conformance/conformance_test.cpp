@@ -925,6 +925,35 @@ TEST_P(BatchInvariance, ARowDoesNotDependOnTheOthers) {
   }
 }
 
+/// On the GPU the kernel of the product stores D of few tokens, a last step that of more: with the same bits.
+TEST_P(BatchInvariance, AGluDoesNotDependOnWhatStoresIt) {
+  const Kernel& kernel = *GetParam();
+  const std::int64_t m = 33, n = 54, k = 96;
+  const WeightScheme scheme = scheme_for(kernel, {DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f16}, n, k);
+  const QuantTensor q = random_weight(scheme, n, k, 6);
+  for (const DType out : {DType::f16, DType::bf16, DType::f32}) {
+    const EpilogueSpec glu{.activation = Activation::silu, .glu = true, .out = out};
+    const LinearSpec spec = spec_for(kernel, m, act_for(kernel, 0), glu, 0).linear;
+    const auto weight = pack(q, spec, {.kernel = std::string(kernel.name)});
+    ASSERT_TRUE(weight.ok()) << weight.status().message();
+    const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    const Tensor a = gaussian(spec.a_dtype, m, k);
+    Tensor all(out, {m, n / 2}), some(out, {m, n / 2});
+    const auto run_rows = [&](std::int64_t first, std::int64_t count, Tensor& d) {
+      const ConstTensorView rows(a.bytes.data() + first * k * bits(spec.a_dtype) / 8, spec.a_dtype, {count, k});
+      return run_on_host(*plan, *weight, rows, TensorView(d.bytes.data(), out, {count, n / 2}), {});
+    };
+    ASSERT_TRUE(run_rows(0, m, all).ok());
+    for (const auto& [first, count] : {std::pair<std::int64_t, std::int64_t>{7, 1}, {3, 8}, {5, 16}}) {
+      ASSERT_TRUE(run_rows(first, count, some).ok());
+      const std::int64_t row = n / 2 * bits(out) / 8;
+      EXPECT_EQ(std::memcmp(some.bytes.data(), all.bytes.data() + first * row, static_cast<std::size_t>(count * row)), 0)
+          << name(out) << " rows " << first << " to " << first + count;
+    }
+  }
+}
+
 /// A NaN or infinite activation makes all of its token NaN, and no other.
 TEST_P(LinearConformance, NonFiniteActivationsStayInTheirRow) {
   const Kernel& kernel = *GetParam();

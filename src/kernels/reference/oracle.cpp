@@ -534,8 +534,8 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
         magnitude += std::abs(bias);
       }
       const double bound = model.dot_factor * dot_error(static_cast<double>(w.k)) * magnitude + error;
-      const bool rounded = spec.glu && model.factor_type != DType::f32;
-      sums.push_back({sum, rounded ? bound + output_rounding(model.factor_type, std::abs(sum) + bound) : bound});
+      const DType type = spec.glu ? spec.factor_type() : DType::f32;
+      sums.push_back({sum, type == DType::f32 ? bound : bound + output_rounding(type, std::abs(sum) + bound)});
     }
     return sums;
   };

@@ -49,7 +49,6 @@ struct ActModel {
   double dot_factor = 1;         // the error of a dot product relative to correctly rounded f32 additions
   DType weight_type = DType::f32;     // f16 or bf16: W without scale2 is rounded to it before the product
   DType prescaled_type = DType::f32;  // f16 or bf16: activations times a prescale are rounded to it before the product
-  DType factor_type = DType::f32;     // f16 or bf16: the sums of a glu are rounded to it before the rest of the epilogue
   bool rounds_scales = false;         // before that, scales and the fractional part of float zeros are rounded too
   /// Sums of e4m3 products keep 13 bits below the largest addend (sm_90's tensor cores), over all of K (0) or so many channels at a
   /// time, at most (128, 512). −1: they are f32.

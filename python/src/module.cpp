@@ -480,6 +480,19 @@ struct Release {
   }
 };
 
+/// One that was packed for a convolution is for that of a layer: in Python calls say what they run.
+PackedWeight for_layers(PackedWeight weight) {
+  const auto* const conv = std::get_if<ConvSpec>(&weight.spec());
+  if (conv == nullptr) return weight;
+  const LinearSpec spec{.a_dtype = conv->a_dtype,
+                        .m_max = conv->batch_max,
+                        .epilogue = conv->epilogue,
+                        .act_scheme = conv->act_scheme,
+                        .accumulation = conv->accumulation};
+  const auto kept = std::make_shared<const PackedWeight>(std::move(weight));
+  return {{kept, &kept->data()}, spec};
+}
+
 Weight weight_from_bytes(nb::bytes header, nb::handle array, bool on_gpu, bool keep) {
   const Backend memory = on_gpu ? Backend::cuda : Backend::cpu;
   const Input bytes = Input(array, "bytes").on(memory);
@@ -488,9 +501,9 @@ Weight weight_from_bytes(nb::bytes header, nb::handle array, bool on_gpu, bool k
     throw Failure(StatusCode::invalid_argument, "the bytes of a packed weight are a dense vector of uint8; got " +
                                                     std::string(name(v.dtype)) + " of " + std::to_string(v.rank) + " dimensions");
   const std::shared_ptr<void> owner(new nb::object(keep ? nb::borrow(array) : nb::none()), Release());
-  Weight weight{.packed = check(packed_from_bytes({static_cast<const char*>(header.data()), header.size()},
-                                                  {static_cast<const std::byte*>(v.data), static_cast<std::size_t>(v.dim(0))},
-                                                  memory, owner))};
+  Weight weight{.packed = for_layers(check(packed_from_bytes(
+                    {static_cast<const char*>(header.data()), header.size()},
+                    {static_cast<const std::byte*>(v.data), static_cast<std::size_t>(v.dim(0))}, memory, owner)))};
   if (on_gpu) weight.gpu = check(this_gpu()).ordinal;
   return weight;
 }
@@ -637,21 +650,11 @@ Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_v
 
 // --- files of packed weights --------------------------------------------------------------------------------------------------
 
-/// A weight of the file, in host memory or on the current GPU. One that was packed for a convolution is for that of a layer, too: in Python
-/// calls say what they run.
+/// A weight of the file, in host memory or on the current GPU.
 Weight load_packed(const PackedFile& file, std::string_view name, std::string_view backend) {
   const Backend memory = backend_from(backend);
   nb::gil_scoped_release release;
-  PackedWeight weight = check(file.load(name));
-  if (const auto* conv = std::get_if<ConvSpec>(&weight.spec())) {
-    const LinearSpec spec{.a_dtype = conv->a_dtype,
-                          .m_max = conv->batch_max,
-                          .epilogue = conv->epilogue,
-                          .act_scheme = conv->act_scheme,
-                          .accumulation = conv->accumulation};
-    const auto kept = std::make_shared<const PackedWeight>(std::move(weight));
-    weight = PackedWeight({kept, &kept->data()}, spec);
-  }
+  PackedWeight weight = for_layers(check(file.load(name)));
   return weight_of(memory == Backend::cuda ? check(upload(weight)) : std::move(weight));
 }
 

@@ -1,4 +1,4 @@
-// The description of a packed weight in a file: JSON ⇄ everything but its bytes and small tensors. docs/howto/pack.md has the format.
+// The description of a packed weight in a file or a header: JSON ⇄ everything but its bytes and small tensors. docs/howto/pack.md has the format.
 #pragma once
 
 #include <cstdint>

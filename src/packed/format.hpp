@@ -4,7 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <string_view>
+
+#include <fmt/format.h>
 
 namespace nibble::packed {
 
@@ -16,9 +19,9 @@ inline constexpr std::string_view kFormatKey = "format", kFormatName = "nibble-p
 inline constexpr std::string_view kFormatVersionKey = "format_version", kLibraryVersionKey = "library_version";
 inline constexpr std::string_view kCheckpointKey = "checkpoint", kModulesKey = "modules";
 
-// The tensors of a weight: its name, and one of these.
-inline constexpr std::string_view kPacked = ".packed", kPerm = ".perm", kPrescale = ".prescale", kBias = ".bias",
-                                  kChannelSums = ".channel_sums";
+/// The name of a tensor of a weight: kPacked, or one of kSmallTensors.
+inline std::string tensor_name(std::string_view weight, std::string_view key) { return fmt::format("{}.{}", weight, key); }
+inline constexpr std::string_view kPacked = "packed";
 
 /// Where packed bytes begin in the file, and what their number is rounded up to.
 inline constexpr std::size_t kAlignment = 64;

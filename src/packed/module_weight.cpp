@@ -3,14 +3,14 @@
 
 #include "core/error.hpp"
 #include "kernels/cuda/launch/device_weight.hpp"
-#include "kernels/finish.hpp"
 #include "nibble/packed_file.hpp"
 #include "packed/format.hpp"
+#include "packed/parts.hpp"
 #include "plan/pack.hpp"
 
 namespace nibble {
 namespace fs = std::filesystem;
-using packed::checkpoint_place;
+using namespace packed;
 namespace {
 
 /// Why a weight of the file cannot stand for pack(checkpoint.read(module), spec, options); "" when it can.
@@ -27,12 +27,9 @@ Result<std::string> objection(const Checkpoint& checkpoint, const Module& module
   NIBBLE_ASSIGN_OR_RETURN(const std::string digest, checkpoint.digest(module));
   if (digest != found->source) return fmt::format("it has changed since {} was packed", path);
   NIBBLE_ASSIGN_OR_RETURN(const Packing packing, choose_packing(found->desc, spec, options));
-  const auto paired = [](const PackedWeight::Spec& packed_for, const WeightScheme& scheme) {
-    const auto* const linear = std::get_if<LinearSpec>(&packed_for);
-    return linear != nullptr && pairs_rows(linear->epilogue, scheme);
-  };
-  if (paired(spec, found->desc.scheme) != paired(found->spec, found->desc.scheme))
-    return fmt::format("{} has it {} a glu", path, paired(spec, found->desc.scheme) ? "without" : "for");
+  const bool pairs = packed_in_pairs(spec, found->desc.scheme);
+  if (pairs != packed_in_pairs(found->spec, found->desc.scheme))
+    return fmt::format("{} has it {} a glu", path, pairs ? "without" : "for");
   if (packing.layout->name != found->layout)
     return fmt::format("{} has it in layout {}, and its kernels read {} here", path, found->layout, packing.layout->name);
   return std::string();
@@ -107,13 +104,7 @@ Result<ModuleWeight> packed_weight(const Checkpoint& checkpoint, const Module& m
 Result<PackedWeight> download(const PackedWeight& weight) try {
   if (weight.backend() == Backend::cpu) return weight;
   NIBBLE_ASSIGN_OR_RETURN(PackedWeightData on_host, cuda::download(weight.data()));
-  const auto data = std::make_shared<PackedWeightData>(std::move(on_host));
-  const PackedWeight host(data, weight.spec());
-  if (channel_sums_length(data->scheme, data->n) != 0) {
-    NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, unpack(host));
-    data->channel_sums = channel_sums(q, default_executor());
-  }
-  return host;
+  return with_sums(std::make_shared<PackedWeightData>(std::move(on_host)), weight.spec());
 } catch (...) {
   return caught();
 }

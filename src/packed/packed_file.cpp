@@ -2,7 +2,6 @@
 #include "nibble/packed_file.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <exception>
 #include <unordered_map>
 #include <unordered_set>
@@ -12,11 +11,8 @@
 #include "checkpoint/io/safetensors.hpp"
 #include "checkpoint/io/shards.hpp"
 #include "core/error.hpp"
-#include "core/weight_check.hpp"
-#include "kernels/finish.hpp"
-#include "packed/description.hpp"
 #include "packed/format.hpp"
-#include "plan/check.hpp"
+#include "packed/parts.hpp"
 #include "plan/pack.hpp"
 
 namespace nibble {
@@ -27,7 +23,8 @@ using storage::printable;
 /// A weight of the file: its description, and its tensors. Null: it has no such tensor.
 struct StoredWeight {
   PackedWeightHeader header;
-  const TensorInfo *packed = nullptr, *perm = nullptr, *prescale = nullptr, *bias = nullptr, *channel_sums = nullptr;
+  const TensorInfo* packed = nullptr;
+  SmallTensors small;
 };
 
 struct PackedFile::Impl {
@@ -67,90 +64,16 @@ Status check_format(const storage::Metadata& metadata, const fs::path& path) {
                printable(version), kFormatVersion);
 }
 
-/// Ok for a tensor of that type and shape.
-Status check_tensor(const TensorInfo& tensor, DType dtype, std::int64_t length) {
-  if (tensor.dtype == dtype && tensor.shape == std::vector<std::int64_t>{length}) return {};
-  return error(StatusCode::corrupt_data, "tensor {} is {} [{}], expected {} [{}]", printable(tensor.name), name(tensor.dtype),
-               fmt::join(tensor.shape, ","), name(dtype), length);
-}
-Status check_floats(const TensorInfo& tensor, std::int64_t length) {
-  if (is_compute_float(tensor.dtype)) return check_tensor(tensor, tensor.dtype, length);
-  return error(StatusCode::corrupt_data, "tensor {} is {}, expected f32, f16 or bf16", printable(tensor.name),
-               name(tensor.dtype));
-}
-
-WeightDesc desc_of(const StoredWeight& weight) {
-  const PackedWeightHeader& header = weight.header;
-  return {.scheme = header.scheme,
-          .n = header.n,
-          .k = header.k,
-          .zero_type = header.zero_type,
-          .filter = header.filter,
-          .act_order = weight.perm != nullptr,
-          .prescale = weight.prescale != nullptr,
-          .static_acts = header.static_acts};
-}
-
 /// Whether what the file says about a weight fits together.
 Status check(const StoredWeight& weight, const Description& description) {
-  const PackedWeightHeader& header = weight.header;
-  const auto corrupt = [](const Status& status) {
-    return status.ok() ? status : Status(StatusCode::corrupt_data, status.message());
-  };
-  NIBBLE_RETURN_IF_ERROR(corrupt(check_weight({header.scheme, header.n, header.k, header.zero_type, header.filter,
-                                               weight.perm != nullptr, header.static_acts, header.act_limit})));
-  if (const std::string reason = refusal(*header.layout, header.scheme, header.zero_type, header.k); !reason.empty())
-    return error(StatusCode::corrupt_data, "layout {} cannot hold it: {}", header.layout->name, reason);
-  const std::size_t size = header.layout->size(header.scheme, header.zero_type, header.n, header.k);
-  if (description.bytes != size)
-    return error(StatusCode::corrupt_data, "has {} bytes, and W[{},{}] of {} in layout {} takes {}", description.bytes, header.n,
-                 header.k, header.scheme.name(), header.layout->name, size);
-  NIBBLE_RETURN_IF_ERROR(check_tensor(*weight.packed, DType::u8, static_cast<std::int64_t>(padded(size))));
+  NIBBLE_RETURN_IF_ERROR(check(description, weight.small));
+  NIBBLE_RETURN_IF_ERROR(check_tensor(*weight.packed, DType::u8, static_cast<std::int64_t>(padded(description.bytes))));
   if (weight.packed->file_offset % kAlignment != 0)
     return error(StatusCode::corrupt_data, "tensor {} begins at byte {}, not at a multiple of {}", printable(weight.packed->name),
                  weight.packed->file_offset, kAlignment);
-  if (weight.perm != nullptr) NIBBLE_RETURN_IF_ERROR(check_tensor(*weight.perm, DType::s32, header.k));
-  if (weight.prescale != nullptr) NIBBLE_RETURN_IF_ERROR(check_floats(*weight.prescale, header.k));
-  if (weight.bias != nullptr) NIBBLE_RETURN_IF_ERROR(check_floats(*weight.bias, header.n));
-  const std::size_t sums = channel_sums_length(header.scheme, header.n);
-  if ((weight.channel_sums != nullptr) != (sums != 0))
-    return error(StatusCode::corrupt_data, "{}",
-                 sums != 0 ? "has no channel_sums" : "has channel_sums, which such a weight has not");
-  if (sums != 0) NIBBLE_RETURN_IF_ERROR(check_tensor(*weight.channel_sums, DType::f64, static_cast<std::int64_t>(sums)));
-  const auto* const linear = std::get_if<LinearSpec>(&description.spec);
-  if (header.paired != (linear != nullptr && pairs_rows(linear->epilogue, header.scheme)))
-    return error(StatusCode::corrupt_data, "its rows lie {}in pairs, which is not as it was packed for",
-                 header.paired ? "" : "not ");
-  const WeightDesc desc = desc_of(weight);
-  return corrupt(std::visit([&](const auto& spec) { return check_spec(desc, spec); }, description.spec))
-      .with_context("what it was packed for");
-}
-
-/// Whether the sums can be those of a weight: kernels convert them to integers.
-Status check_sums(const std::vector<double>& sums, const PackedWeightHeader& header) {
-  const double most = 512.0 * static_cast<double>(header.k);  // codes and zero points have up to 8 bits
-  const auto bad = std::ranges::find_if(sums, [&](double sum) { return !(std::abs(sum) <= most) || sum != std::trunc(sum); });
-  if (bad == sums.end()) return {};
-  return error(StatusCode::corrupt_data, "channel_sums[{}] is {}, not a whole number of at most {}", bad - sums.begin(), *bad,
-               most);
-}
-
-/// Whether every input channel is there once.
-Status check_perm(const std::vector<std::int32_t>& perm) {
-  std::vector<bool> seen(perm.size());
-  for (std::size_t i = 0; i < perm.size(); ++i) {
-    const auto channel = static_cast<std::size_t>(static_cast<std::uint32_t>(perm[i]));
-    if (channel >= perm.size() || seen[channel])
-      return error(StatusCode::corrupt_data, "perm[{}] is {}, {}", i, perm[i],
-                   channel >= perm.size() ? fmt::format("outside [0,{})", perm.size()) : "for the second time");
-    seen[channel] = true;
-  }
+  if (weight.small.channel_sums == nullptr && channel_sums_length(description.header.scheme, description.header.n) != 0)
+    return error(StatusCode::corrupt_data, "has no channel_sums");
   return {};
-}
-
-template <class T>
-std::vector<T> elements(const Tensor& tensor) {
-  return {tensor.as<T>(), tensor.as<T>() + tensor.numel()};
 }
 
 }  // namespace
@@ -169,22 +92,22 @@ Status PackedFile::Impl::read_modules(const Json& json) {
     const std::string& module = item.key();
     Result<Description> description = parse_description(item.value());
     if (!description.ok()) return bad(module, description.status());
-    StoredWeight weight{.header = std::move(description->header)};
-    const auto tensor = [&](std::string_view suffix) -> const TensorInfo* {
-      const auto at = by_name.find(module + std::string(suffix));
+    StoredWeight weight{.header = description->header};
+    const auto tensor = [&](std::string_view key) -> const TensorInfo* {
+      const auto at = by_name.find(tensor_name(module, key));
       used += at == by_name.end() ? 0 : 1;
       return at == by_name.end() ? nullptr : at->second;
     };
-    weight.packed = tensor(kPacked), weight.perm = tensor(kPerm), weight.prescale = tensor(kPrescale);
-    weight.bias = tensor(kBias), weight.channel_sums = tensor(kChannelSums);
+    weight.packed = tensor(kPacked);
+    for (const auto& [key, member] : kSmallTensors) weight.small.*member = tensor(key);
     if (weight.packed == nullptr)
-      return bad(module, error(StatusCode::corrupt_data, "there is no tensor {}", printable(module + std::string(kPacked))));
+      return bad(module, error(StatusCode::corrupt_data, "there is no tensor {}", printable(tensor_name(module, kPacked))));
     if (const Status sound = check(weight, *description); !sound.ok()) return bad(module, sound);
     PackedModule described{.name = module,
-                           .desc = desc_of(weight),
+                           .desc = desc_of(weight.header, weight.small),
                            .spec = description->spec,
                            .layout = weight.header.layout->name,
-                           .has_bias = weight.bias != nullptr,
+                           .has_bias = weight.small.bias != nullptr,
                            .bytes = description->bytes,
                            .source = std::move(description->source)};
     found.emplace_back(std::move(described), std::move(weight));
@@ -225,25 +148,8 @@ Result<Tensor> PackedFile::Impl::read_tensor(const TensorInfo& info) const {
 
 Result<PackedWeight> PackedFile::Impl::load(std::size_t i) const {
   const StoredWeight& from = stored[i];
-  auto weight = std::make_shared<PackedWeightData>();
-  static_cast<PackedWeightHeader&>(*weight) = from.header;
-  if (from.perm != nullptr) {
-    NIBBLE_ASSIGN_OR_RETURN(const Tensor perm, read_tensor(*from.perm));
-    weight->perm = elements<std::int32_t>(perm);
-    NIBBLE_RETURN_IF_ERROR(check_perm(weight->perm));
-  }
-  if (from.channel_sums != nullptr) {
-    NIBBLE_ASSIGN_OR_RETURN(const Tensor sums, read_tensor(*from.channel_sums));
-    weight->channel_sums = elements<double>(sums);
-    NIBBLE_RETURN_IF_ERROR(check_sums(weight->channel_sums, from.header));
-  }
-  if (from.bias != nullptr) {
-    NIBBLE_ASSIGN_OR_RETURN(weight->bias, read_tensor(*from.bias));
-  }
-  if (from.prescale != nullptr) {
-    NIBBLE_ASSIGN_OR_RETURN(weight->prescale, read_tensor(*from.prescale));
-    for (std::int64_t k = 0; k < from.header.k; ++k) weight->prescale_f32.push_back(weight->prescale.at(k));
-  }
+  NIBBLE_ASSIGN_OR_RETURN(auto weight,
+                          without_bytes(from.header, from.small, [&](const TensorInfo& info) { return read_tensor(info); }));
   std::byte last;  // a file that has been truncated has no such page
   NIBBLE_RETURN_IF_ERROR(file->read(from.packed->file_offset + from.packed->bytes - 1, {&last, 1}));
   weight->bytes = Buffer(file->bytes().subspan(from.packed->file_offset, modules[i].bytes), file);

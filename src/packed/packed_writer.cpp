@@ -8,8 +8,8 @@
 #include "core/error.hpp"
 #include "nibble/packed_file.hpp"
 #include "nibble/version.hpp"
-#include "packed/description.hpp"
 #include "packed/format.hpp"
+#include "packed/parts.hpp"
 
 namespace nibble {
 namespace fs = std::filesystem;
@@ -24,20 +24,6 @@ constexpr std::size_t kFileRoom = 1 << 10;         // of the rest of the metadat
 /// The most bytes that a text takes in JSON in a string of JSON, where both escape quotes and backslashes.
 std::size_t escaped_twice(std::string_view text) { return 4 * text.size(); }
 
-/// A small tensor, which is written after all packed bytes: those begin at multiples of kAlignment.
-struct SmallTensor {
-  std::string name;
-  DType dtype;
-  std::vector<std::int64_t> shape;
-  std::vector<std::byte> bytes;
-};
-
-template <class T>
-std::vector<std::byte> bytes_of(const std::vector<T>& values) {
-  const auto bytes = std::as_bytes(std::span(values));
-  return {bytes.begin(), bytes.end()};
-}
-
 }  // namespace
 
 struct PackedFileWriter::Impl {
@@ -50,7 +36,8 @@ struct PackedFileWriter::Impl {
   const Checkpoint* checkpoint = nullptr;
   std::unordered_map<std::string, bool> added;  // by name
   Json modules = Json::object();
-  std::vector<SmallTensor> small;
+  /// By their names in the file, where they are after all packed bytes: those begin at multiples of kAlignment.
+  std::vector<std::pair<std::string, Tensor>> small;
 };
 
 Status PackedFileWriter::Impl::add(const std::string& name, const PackedWeight& weight) {
@@ -76,17 +63,11 @@ Status PackedFileWriter::Impl::add(const std::string& name, const PackedWeight& 
     return error(StatusCode::internal, "the description of {} is longer than the {} bytes that are reserved", printable(name),
                  kDescriptionRoom);
 
-  const auto later = [&](std::string_view suffix, DType dtype, std::vector<std::int64_t> shape, std::vector<std::byte> bytes) {
-    if (!bytes.empty()) small.push_back({name + std::string(suffix), dtype, std::move(shape), std::move(bytes)});
-  };
-  later(kPerm, DType::s32, {data.k}, bytes_of(data.perm));
-  later(kPrescale, data.prescale.dtype, data.prescale.shape, data.prescale.bytes);
-  later(kBias, data.bias.dtype, data.bias.shape, data.bias.bytes);
-  later(kChannelSums, DType::f64, {static_cast<std::int64_t>(data.channel_sums.size())}, bytes_of(data.channel_sums));
+  for (auto& [key, tensor] : small_tensors(data)) small.emplace_back(tensor_name(name, key), std::move(tensor));
   const std::uint64_t size = padded(data.bytes.size());
   const std::int64_t shape[] = {static_cast<std::int64_t>(size)};
   NIBBLE_RETURN_IF_ERROR(
-      writer.append(name + std::string(kPacked), DType::u8, shape, data.bytes.span(), size - data.bytes.size()));
+      writer.append(tensor_name(name, kPacked), DType::u8, shape, data.bytes.span(), size - data.bytes.size()));
   modules[name] = std::move(json);
   known->second = true;
   return {};
@@ -95,9 +76,10 @@ Status PackedFileWriter::Impl::add(const std::string& name, const PackedWeight& 
 Status PackedFileWriter::Impl::finish() {
   for (const auto& [name, done] : added)
     if (!done) return error(StatusCode::invalid_argument, "the weight {} was not added", printable(name));
-  std::ranges::stable_sort(small, std::ranges::greater{},
-                           [](const SmallTensor& t) { return storage::alignment_class(t.dtype, t.bytes.size()); });
-  for (const SmallTensor& t : small) NIBBLE_RETURN_IF_ERROR(writer.append(t.name, t.dtype, t.shape, t.bytes));
+  std::ranges::stable_sort(small, std::ranges::greater{}, [](const auto& item) {
+    return storage::alignment_class(item.second.dtype, item.second.bytes.size());
+  });
+  for (const auto& [name, tensor] : small) NIBBLE_RETURN_IF_ERROR(writer.append(name, tensor.dtype, tensor.shape, tensor.bytes));
   storage::Metadata metadata{{std::string(kFormatKey), std::string(kFormatName)},
                              {std::string(kFormatVersionKey), std::string(kFormatVersion)},
                              {std::string(kLibraryVersionKey), NIBBLE_VERSION}};
@@ -122,8 +104,8 @@ Result<PackedFileWriter> PackedFileWriter::create(const fs::path& path, std::spa
                    kMaxName);
     if (!added.emplace(name, false).second)
       return error(StatusCode::invalid_argument, "two weights are called {}", printable(name));
-    for (const std::string_view suffix : {kPacked, kPerm, kPrescale, kBias, kChannelSums})
-      room += storage::SafetensorsWriter::header_bytes(name + std::string(suffix), 1);
+    room += storage::SafetensorsWriter::header_bytes(tensor_name(name, kPacked), 1);
+    for (const auto& [key, member] : kSmallTensors) room += storage::SafetensorsWriter::header_bytes(tensor_name(name, key), 1);
     room += kDescriptionRoom + escaped_twice(name);
   }
   NIBBLE_ASSIGN_OR_RETURN(auto writer, storage::SafetensorsWriter::create(path, {}, room, options.overwrite, kAlignment));

@@ -12,7 +12,7 @@ using namespace nibble;
 
 namespace {
 
-PackedWeight seed(const char* scheme, bool act_order) {
+PackedWeight seed(const char* scheme, bool act_order, const PackedWeight::Spec& spec = LinearSpec{.m_max = 4}) {
   std::vector<float> w(32 * 64);
   for (std::size_t i = 0; i < w.size(); ++i) w[i] = static_cast<float>(i % 17) - 8;
   QuantTensor q = *quantize(ConstTensorView(w.data(), {32, 64}), scheme);
@@ -20,11 +20,17 @@ PackedWeight seed(const char* scheme, bool act_order) {
     for (std::int32_t k = 0; k < 64; ++k) q.g_idx.push_back(k % 2);
   q.bias = Tensor(DType::f16, {32});
   if (act_order) q.prescale = Tensor(DType::f32, {64});
-  return *pack(q, LinearSpec{.m_max = 4});
+  return *std::visit([&](const auto& s) { return pack(q, s); }, spec);
 }
 
 std::vector<PackedWeight>& weights() {
-  static std::vector<PackedWeight> all{seed("u4zg32", true), seed("s8c", false), seed("e4m3b16x32", false), seed("u4b8c", false)};
+  static std::vector<PackedWeight> all{
+      seed("u4zg32", true),
+      seed("s8c", false),
+      seed("e4m3b16x32", false),
+      seed("u4b8c", false),
+      seed("u4zg32", false, LinearSpec{.epilogue = {.activation = Activation::silu, .glu = true}, .norm = {.kind = Norm::rms}}),
+      seed("s8c", false, ConvSpec{.geometry = {.in_channels = 64, .out_channels = 32, .height = 4, .width = 4}})};
   return all;
 }
 

@@ -156,6 +156,13 @@ def test_every_field_survives_as_bytes():
             assert again.unpack() == q and (again.layout, again.a_dtype, again.m_max) == (layout, "f16", 77)
 
 
+def test_what_a_weight_was_packed_for_survives_as_bytes():
+    q = nibble.quantize(np.random.default_rng(3).standard_normal((40, 96), dtype=np.float32), "u4zg32")
+    w = nibble.pack(q, glu=True, glu_limit=7.0, glu_offset=1.0)
+    again = nibble.PackedWeight.from_bytes(w.header(), torch.tensor(w.bytes).numpy())
+    assert again.unpack() == q and nibble._spec(again) == nibble._spec(w) and nibble._spec(w)["glu"]
+
+
 def test_damaged_headers_are_refused_or_harmless(layer):
     header, data = layer.weight.header(), torch.tensor(layer.weight.bytes).numpy()
     refused = 0

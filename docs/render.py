@@ -344,7 +344,7 @@ def gpu_layers(products, glu, norm):
         added = [("" if key not in part else f"{part[key] - times[0][key]:+.1f}") or "–" for part in times[1:]]
         return f"{times[0][key]:.1f} · {added[0]} · {added[1]}"
 
-    layers = list(dict.fromkeys((name, scheme) for name, scheme, _ in times[0]))
+    layers = list(dict.fromkeys((name, scheme) for name, scheme, _ in times[2]))
     body = [[name, f"`{scheme}`"] + [cell((name, scheme, m)) for m in columns] for name, scheme in layers]
     return table(["layer", "scheme"] + [f"M = {m}" for m in columns], body) + gpu_note(products)
 

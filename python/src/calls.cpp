@@ -1,6 +1,8 @@
 #include "calls.hpp"
 
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <bit>

@@ -322,9 +322,9 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
     if (other != r.baselines.end())
       speedup = fmt::format("{:.2f}×{}", other->second / r.median_us, fastest.size() > 1 ? " " + other->first : "");
     ways.insert(r.calls);
-    std::string way = r.calls == Calls::back_to_back ? "" : fmt::format(" ({})", name(r.calls));
-    if (r.norm != Norm::none) way = fmt::format(" ({} norm)", name(r.norm)) + way;
-    if (r.glu) way = " (glu)" + way;
+    const std::string way =
+        fmt::format("{}{}{}", r.glu ? " (glu)" : "", r.norm == Norm::none ? "" : fmt::format(" ({} norm)", name(r.norm)),
+                    r.calls == Calls::back_to_back ? "" : fmt::format(" ({})", name(r.calls)));
     table.add({printable(r.name) + (r.transposed ? " (transposed)" : "") + way, std::to_string(r.m), std::to_string(r.n),
                std::to_string(r.k), r.scheme, r.a_dtype, r.kernel, fmt::format("{:.1f}", r.median_us),
                fmt::format("{:.2f}", r.gbytes_per_s), r.gflops > 0 ? fmt::format("{:.1f}", r.gflops) : "",

@@ -113,7 +113,7 @@ Result<PackedWeight> read_weight(std::string_view header, std::span<const std::b
     return error(StatusCode::invalid_argument, "its bytes are not at a multiple of {} bytes; copy them to one", alignment);
   if (!on_device) {
     weight->bytes = Buffer(bytes, std::move(owner));
-    return with_sums(std::move(weight), description.spec);
+    return with_sums(weight, description.spec);
   }
   NIBBLE_RETURN_IF_ERROR(cuda::copy_parts(*weight));
   weight->bytes = Buffer(const_cast<std::byte*>(bytes.data()), bytes.size(), std::move(owner));

@@ -143,7 +143,7 @@ Result<std::shared_ptr<PackedWeightData>> without_bytes(const PackedWeightHeader
   return weight;
 }
 
-Result<PackedWeight> with_sums(std::shared_ptr<PackedWeightData> weight, const PackedWeight::Spec& spec) {
+Result<PackedWeight> with_sums(const std::shared_ptr<PackedWeightData>& weight, const PackedWeight::Spec& spec) {
   PackedWeight whole(weight, spec);
   if (weight->channel_sums.empty() && channel_sums_length(weight->scheme, weight->n) != 0) {
     NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, unpack(whole));

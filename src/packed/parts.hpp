@@ -44,6 +44,6 @@ Result<std::shared_ptr<PackedWeightData>> without_bytes(const PackedWeightHeader
                                                         const std::function<Result<Tensor>(const TensorInfo&)>& read);
 
 /// The weight, whose bytes are in host memory, with the channel_sums that it has there; they are computed if they are missing.
-Result<PackedWeight> with_sums(std::shared_ptr<PackedWeightData> weight, const PackedWeight::Spec& spec);
+Result<PackedWeight> with_sums(const std::shared_ptr<PackedWeightData>& weight, const PackedWeight::Spec& spec);
 
 }  // namespace nibble::packed

@@ -289,7 +289,7 @@ Status Plan::Impl::check_weight(const PackedWeight& weight) const {
       (p.op == Op::linear && (p.permutes_k == w.perm.empty() || p.prescales_k == w.prescale.empty())))
     return error(StatusCode::invalid_argument, "the plan is for W[{},{}] {} packed as {}, the weight is W[{},{}] {} packed as {}",
                  p.n, p.k, p.scheme.name(), layout->name, w.n, w.k, w.scheme.name(), w.layout->name);
-  if (p.op == Op::linear && !conv && w.paired != pairs_rows(linear.epilogue, w.scheme))
+  if (w.paired != pairs_rows(linear.epilogue, w.scheme))  // only a linear plan has a glu
     return error(StatusCode::invalid_argument, "{}", unpaired(w.paired));
   if (w.backend() != p.memory)
     return error(StatusCode::invalid_argument, "the plan is for a weight in {} memory, this one is in {} memory",

@@ -878,6 +878,12 @@ TEST(Glu, TakesTheWeightThatWasPackedForIt) {
   EXPECT_THAT(std::string(wide.message()), HasSubstr("D is f32 [1,12], the plan writes f32 [1,6]"));
   const Status other = plan->run(*plain, ConstTensorView(a.data(), {1, 64}), TensorView(d.data(), {1, 6}), {}, workspace);
   EXPECT_THAT(std::string(other.message()), HasSubstr("packed without"));
+  const auto floats = Plan::dequantize(*plain, {});
+  ASSERT_TRUE(floats.ok() && glu->layout() == plain->layout());
+  std::vector<float> w(12 * 64);
+  std::vector<std::byte> scratch(floats->workspace_bytes());
+  const Status rows = floats->run(*glu, {}, TensorView(w.data(), {12, 64}), {}, scratch);
+  EXPECT_THAT(std::string(rows.message()), HasSubstr("packed for a glu"));
 }
 
 /// A block of rows would have rows of both halves.

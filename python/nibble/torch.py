@@ -80,10 +80,10 @@ def _host_bytes(size: int) -> Tensor:
 
 
 def from_tensor(packed: Tensor) -> TorchWeight:
-    """The weight of a tensor that to_tensor() made, whose memory it reads and keeps.
+    """The weight of a tensor that to_tensor() made, whose memory it reads and keeps; of a tensor that does not begin at a multiple of 64
+    bytes (on a GPU 256), a copy.
 
-    Raises CorruptData for other bytes, Unsupported for a layout that is not for the tensor's device, InvalidArgument for a tensor whose
-    memory is not aligned: clone() it then.
+    Raises CorruptData for other bytes, Unsupported for a layout that is not for the tensor's device.
     """
     return TorchWeight(packed, packed.new_empty(0, dtype=_usual_type(_weight(packed))))
 
@@ -101,7 +101,8 @@ def _placed(packed: Tensor, device: torch.device) -> Tensor:
     if layouts.get(_core.packed_layout(_header(packed))) == device.type:
         placed = packed.to(device)
         return placed if placed.data_ptr() % _ALIGNMENT[device.type] == 0 else _copied(placed)
-    weight = _weight(_copied(packed.cpu()))
+    there = _copied(packed.cpu())  # kept: the weight reads its memory
+    weight = _weight(there)
     return to_tensor(_pack(weight.unpack(), device, **nibble._spec(weight)))
 
 
@@ -134,8 +135,10 @@ def _weight(packed: Tensor) -> nibble.PackedWeight:
             return weight
     header = _header(packed)
     on_gpu = packed.is_cuda
+    aligned = address % _ALIGNMENT[packed.device.type] == 0
+    bytes_ = (packed if aligned else _copied(packed))[len(header) :]  # archives may hold tensors anywhere: the weight keeps a copy then
     with torch.cuda.device(packed.device) if on_gpu else contextlib.nullcontext():
-        core = _core.PackedWeight.from_bytes(header, _arrays.export(packed[len(header) :]), gpu=on_gpu, keep=False)
+        core = _core.PackedWeight.from_bytes(header, _arrays.export(bytes_), gpu=on_gpu, keep=not aligned)
 
     def forget(storage: Any) -> None:
         if (entry := _bound.get(address)) is not None and entry[0] is storage:

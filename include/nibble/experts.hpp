@@ -1,0 +1,139 @@
+// Mixture of experts: E layers of the same sizes, of which every token goes through a few.
+//
+//   QuantTensors ──pack_experts──▶ PackedExperts ──▶ GroupedPlan   one product: rows of A sorted by expert
+//                                                └─▶ MoePlan       the layer: gate_up · glu · down, and the weighted sum
+//
+//   logits ──route──▶ the experts of each token, and their weights
+//
+//   auto gate_up = nibble::pack_experts(gate_ups, {.a_dtype = DType::bf16, .m_max = 64, .epilogue = {.activation = Activation::silu, .glu = true, .out = DType::bf16}});
+//   auto down = nibble::pack_experts(downs, {.a_dtype = DType::bf16, .m_max = 64});
+//   auto plan = nibble::MoePlan::make(*gate_up, *down, {.tokens_max = 64, .top_k = 8, .out = DType::bf16});
+//   plan->run(*gate_up, *down, x, {.ids = ids, .weights = weights}, d, workspace);
+//
+// In host memory. An expert without a token costs nothing. The bits of a token's result do not depend on the number of threads that run, nor
+// on the order of tokens; on how many other tokens its experts have only as those of linear plans do: more rows may take another kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "nibble/parallel.hpp"
+#include "nibble/plan.hpp"
+#include "nibble/status.hpp"
+#include "nibble/tensor.hpp"
+
+namespace nibble {
+
+/// Packed weights of the same sizes, scheme and layout, their bytes in one allocation. Immutable; copies share the bytes.
+class PackedExperts {
+ public:
+  /// For pack_experts().
+  explicit PackedExperts(std::vector<PackedWeight> experts) : experts_(std::move(experts)) {}
+
+  /// How many: E.
+  std::int64_t count() const { return static_cast<std::int64_t>(experts_.size()); }
+  /// Expert e, 0 … E − 1: a weight like any other, for plans of its own, unpack() and verification.
+  const PackedWeight& operator[](std::int64_t e) const { return experts_[static_cast<std::size_t>(e)]; }
+  /// What they were packed for.
+  const LinearSpec& spec() const { return std::get<LinearSpec>(experts_.front().spec()); }
+  /// Output channels of each.
+  std::int64_t n() const { return experts_.front().n(); }
+  /// Input channels of each.
+  std::int64_t k() const { return experts_.front().k(); }
+  /// The bytes of all, expert after expert.
+  std::size_t nbytes() const;
+
+ private:
+  std::vector<PackedWeight> experts_;
+};
+
+/// Packs the experts for a specification as pack() does one weight: that of an expert, whose m_max is the most tokens of a call.
+/// Errors: invalid_argument without experts, or where they differ in sizes, scheme or types, with the expert and the values; unsupported for
+/// a GPU; otherwise as pack().
+Result<PackedExperts> pack_experts(std::span<const QuantTensor> experts, const LinearSpec& spec, const PackOptions& options = {});
+/// The same for experts that are read one by one, so that no more than one is in memory unpacked. Errors: also those of `read`.
+Result<PackedExperts> pack_experts(std::int64_t count, const std::function<Result<QuantTensor>(std::int64_t expert)>& read,
+                                   const LinearSpec& spec, const PackOptions& options = {});
+
+/// Which rows of A go through which expert. In host memory.
+struct ExpertRows {
+  /// s32 [E+1], rising from 0 to R: rows offsets[e] … offsets[e+1] − 1 of A [R,K] and D [R,N] are expert e's.
+  ConstTensorView offsets = {};
+  /// s32 [E], in place of offsets: A is [E,R,K] and D [E,R,N], of which the first counts[e] rows of expert e are read and written.
+  ConstTensorView counts = {};
+  /// s32 [R], with offsets: row i of the sorted order is row rows[i] of A, which may have any number of rows, and row i of D. Of a float A.
+  ConstTensorView rows = {};
+};
+
+/// D = epilogue(A · W_eᵀ), where each row has its expert e.
+class GroupedPlan {
+ public:
+  /// spec: of an expert; m_max is the most rows of all experts together. Of the operands of its epilogue, those with a row for each of A's
+  /// are taken (row_scale, gate, residual, and scales and zero points of a quantized A), and biases are the experts' own.
+  /// Errors: as Plan::linear; unsupported for other operands.
+  static Result<GroupedPlan> make(const PackedExperts& experts, const LinearSpec& spec, const PlanOptions& options = {});
+
+  /// Bytes of scratch memory that run() needs; any alignment will do.
+  std::size_t workspace_bytes() const;
+  /// The plan of an expert's rows: explain() it.
+  const Plan& expert_plan() const;
+
+  /// Errors: invalid_argument with the values that do not fit; nothing has been written then.
+  Status run(const PackedExperts& experts, const ConstTensorView& a, const ExpertRows& rows, const TensorView& d,
+             const Operands& operands, std::span<std::byte> workspace, Executor* executor = nullptr) const;
+
+  struct Impl;
+  /// For make(): wraps the decision.
+  explicit GroupedPlan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// The specification of a layer of experts. The types between its products are those that the experts were packed for.
+struct MoeSpec {
+  std::int64_t tokens_max = 1;  // the plan serves every number of tokens up to it
+  std::int64_t top_k = 1;       // experts of a token, 1 … E
+  bool residual = false;        // shaped like D: added last
+  DType out = DType::f32;       // of D: f32, f16 or bf16
+};
+
+/// What a run of a layer reads beside x and the experts.
+struct MoeOperands {
+  ConstTensorView ids = {};       // s32 [T,top_k]: the experts of a token, each at most once; −1: none
+  ConstTensorView weights = {};   // f32 [T,top_k]: what their results are multiplied by
+  ConstTensorView residual = {};  // f32, f16 or bf16 [T,N], with MoeSpec::residual
+};
+
+/// D[t] = Σ_j weights[t,j] · down_e(glu(gate_up_e(x[t]))) + residual[t], with e = ids[t,j]: added in f32 in the order of j.
+class MoePlan {
+ public:
+  /// Plans the products for the specifications that the experts were packed for; the results of `down` are f32.
+  /// Errors: invalid_argument where the two do not fit each other, with the values; otherwise as Plan::linear.
+  static Result<MoePlan> make(const PackedExperts& gate_up, const PackedExperts& down, const MoeSpec& spec,
+                              const PlanOptions& options = {});
+
+  /// Bytes of scratch memory that run() needs; any alignment will do.
+  std::size_t workspace_bytes() const;
+  /// The plans of an expert's rows: explain() them.
+  const Plan& gate_up_plan() const;
+  const Plan& down_plan() const;
+
+  /// x is [T,K] of the type that `gate_up` was packed for, d [T,N].
+  /// Errors: invalid_argument with the values that do not fit, ids included; nothing has been written then.
+  Status run(const PackedExperts& gate_up, const PackedExperts& down, const ConstTensorView& x, const MoeOperands& operands,
+             const TensorView& d, std::span<std::byte> workspace, Executor* executor = nullptr) const;
+
+  struct Impl;
+  /// For make(): wraps the decision.
+  explicit MoePlan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,176 @@
+// One product of rows that are sorted by expert: the linear plan of an expert's rows, run for each expert that has any.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/sizes.hpp"
+#include "experts/check.hpp"
+#include "experts/shares.hpp"
+#include "nibble/experts.hpp"
+
+namespace nibble {
+
+using experts::rows_of;
+using experts::Share;
+
+struct GroupedPlan::Impl {
+  Plan plan;
+  LinearSpec spec;
+  std::int64_t experts, n, k;
+  experts::Shares shares;
+
+  std::size_t row_bytes() const { return static_cast<std::size_t>(k * bits(spec.a_dtype) / 8); }
+  std::size_t gathered_bytes() const { return experts::padded(static_cast<std::size_t>(spec.m_max) * row_bytes()); }
+  std::size_t shares_bytes() const { return experts::padded(static_cast<std::size_t>(experts) * sizeof(Share)); }
+};
+
+namespace {
+
+/// Operands that hold for all experts alike would need an axis of experts.
+Status check_operands(const LinearSpec& spec) {
+  const EpilogueSpec& e = spec.epilogue;
+  const std::pair<bool, std::string_view> parts[] = {{e.col_scale, "col_scale"},
+                                                     {e.sum_bias, "sum_bias"},
+                                                     {e.out_scales, "out_scales"},
+                                                     {spec.norm.kind != Norm::none, "a norm"}};
+  for (const auto& [there, what] : parts)
+    if (there) return error(StatusCode::unsupported, "grouped products take no {}: it would be the same for all experts", what);
+  return {};
+}
+
+/// The number of rows that A and D have, after a check of what the three say about them.
+Result<std::int64_t> check_rows(const ExpertRows& rows, std::int64_t experts, const ConstTensorView& a, const TensorView& d,
+                                const GroupedPlan::Impl& impl) {
+  const bool padded = !rows.counts.empty();
+  if (padded == !rows.offsets.empty() || (padded && !rows.rows.empty()))
+    return error(StatusCode::invalid_argument, "ExpertRows takes offsets, with rows or without, or counts alone");
+  NIBBLE_RETURN_IF_ERROR(padded ? experts::check_indices("counts", rows.counts, {experts})
+                                : experts::check_indices("offsets", rows.offsets, {experts + 1}));
+  const int rank = padded ? 3 : 2;
+  if (a.empty() || d.empty() || a.rank != rank || d.rank != rank || a.stride(rank - 1) != 1 || d.stride(rank - 1) != 1)
+    return error(StatusCode::invalid_argument, "A and D have {} dimensions here and a last stride of 1, got {} and {}", rank,
+                 a.rank, d.rank);
+  const std::int64_t columns = impl.spec.epilogue.columns(impl.n);
+  if (a.dtype != impl.spec.a_dtype || d.dtype != impl.spec.epilogue.out || a.dim(rank - 1) != impl.k ||
+      d.dim(rank - 1) != columns)
+    return error(StatusCode::invalid_argument,
+                 "A is {} with {} columns and D {} with {}, the plan takes {} with {} and writes {} with {}", name(a.dtype),
+                 a.dim(rank - 1), name(d.dtype), d.dim(rank - 1), name(impl.spec.a_dtype), impl.k, name(impl.spec.epilogue.out),
+                 columns);
+  const std::int64_t d_rows = d.dim(rank - 2);
+  std::int64_t all = 0;
+  if (padded) {
+    if (a.dim(0) != experts || d.dim(0) != experts || a.dim(1) != d_rows)
+      return error(StatusCode::invalid_argument, "A is [{},{},K] and D [{},{},N], with {} experts", a.dim(0), a.dim(1), d.dim(0),
+                   d_rows, experts);
+    for (std::int64_t e = 0; e < experts; ++e) {
+      const std::int64_t count = experts::index_at(rows.counts, e);
+      if (count < 0 || count > d_rows)
+        return error(StatusCode::invalid_argument, "counts[{}]={} is outside [0, {}]", e, count, d_rows);
+      all += count;
+    }
+  } else {
+    for (std::int64_t e = 0; e <= experts; ++e) {
+      const std::int64_t at = experts::index_at(rows.offsets, e);
+      if (e == 0 ? at != 0 : at < all)
+        return error(StatusCode::invalid_argument, "offsets[{}]={}: they rise from 0, and the one before is {}", e, at, all);
+      all = at;
+    }
+    if (all != d_rows || (rows.rows.empty() && all != a.dim(0)))
+      return error(StatusCode::invalid_argument, "offsets end at {}, A has {} rows and D {}", all, a.dim(0), d_rows);
+  }
+  if (all > impl.spec.m_max) return error(StatusCode::invalid_argument, "{} rows, the plan takes up to {}", all, impl.spec.m_max);
+  if (rows.rows.empty()) return all;
+  if (!is_compute_float(impl.spec.a_dtype))
+    return error(StatusCode::unsupported, "rows are for an A of floats, not of {}", name(impl.spec.a_dtype));
+  NIBBLE_RETURN_IF_ERROR(experts::check_indices("rows", rows.rows, {all}));
+  for (std::int64_t i = 0; i < all; ++i)
+    if (const std::int64_t row = experts::index_at(rows.rows, i); row < 0 || row >= a.dim(0))
+      return error(StatusCode::invalid_argument, "rows[{}]={} is outside [0, {}]", i, row, a.dim(0) - 1);
+  return all;
+}
+
+/// Operands that have a row for each of A's have as many as D.
+Status check_operand_rows(const EpilogueSpec& spec, const Operands& operands, const ConstTensorView& a, std::int64_t rows) {
+  const std::pair<bool, std::pair<std::string_view, const ConstTensorView*>> parts[] = {
+      {spec.row_scale, {"row_scale", &operands.row_scale}},
+      {spec.gate, {"gate", &operands.gate}},
+      {spec.residual, {"residual", &operands.residual}},
+      {!is_compute_float(a.dtype), {"a_scale", &operands.a_scale}},
+      {!is_compute_float(a.dtype) && !operands.a_zero.empty(), {"a_zero", &operands.a_zero}}};
+  for (const auto& [needed, part] : parts) {
+    const auto& [what, view] = part;
+    if (needed && !view->empty() && view->dim(0) != rows && !(view->rank == 1 && view->dim(0) == 1))
+      return error(StatusCode::invalid_argument, "{} has {} rows, A has {}", what, view->dim(0), rows);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<GroupedPlan> GroupedPlan::make(const PackedExperts& experts, const LinearSpec& spec, const PlanOptions& options) try {
+  NIBBLE_RETURN_IF_ERROR(check_operands(spec));
+  Result<Plan> plan = Plan::linear(experts[0], spec, options);
+  if (!plan.ok()) return plan.status();
+  const Plan* const plans[] = {&*plan};
+  experts::Shares shares(experts.count(), spec.m_max, experts::threads_of(options), plans);
+  return GroupedPlan(std::make_shared<Impl>(Impl{*std::move(plan), spec, experts.count(), experts.n(), experts.k(), shares}));
+} catch (...) {
+  return caught();
+}
+
+std::size_t GroupedPlan::workspace_bytes() const {
+  return experts::kAlignment + impl_->shares_bytes() + impl_->gathered_bytes() + impl_->shares.workspace_bytes();
+}
+
+const Plan& GroupedPlan::expert_plan() const { return impl_->plan; }
+
+Status GroupedPlan::run(const PackedExperts& experts, const ConstTensorView& a, const ExpertRows& rows, const TensorView& d,
+                        const Operands& operands, std::span<std::byte> workspace, Executor* executor) const try {
+  const Impl& impl = *impl_;
+  NIBBLE_RETURN_IF_ERROR(experts::check_experts(experts, impl.experts, impl.n, impl.k));
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t all, check_rows(rows, impl.experts, a, d, impl));
+  const bool padded = !rows.counts.empty();
+  if (!padded) NIBBLE_RETURN_IF_ERROR(check_operand_rows(impl.spec.epilogue, operands, a, all));
+  NIBBLE_ASSIGN_OR_RETURN(experts::Arena arena, experts::Arena::of(workspace, workspace_bytes()));
+  const std::span<Share> shares = arena.take<Share>(static_cast<std::size_t>(impl.experts));
+  std::byte* const gathered = arena.take<std::byte>(impl.gathered_bytes()).data();
+
+  std::size_t count = 0;
+  for (std::int64_t e = 0, first = 0; e < impl.experts; ++e) {
+    const std::int64_t own = padded ? experts::index_at(rows.counts, e) : experts::index_at(rows.offsets, e + 1) - first;
+    if (own != 0) shares[count++] = {e, first, own};
+    first += own;
+  }
+  return impl.shares.run(shares.first(count), arena.rest(), executor != nullptr ? *executor : default_executor(),
+                         [&](const Share& share, Executor& threads, std::span<std::byte> scratch) {
+                           ConstTensorView from;
+                           TensorView to;
+                           Operands own = operands;
+                           if (padded) {
+                             from = experts::matrix_of(a, share.expert, share.rows);
+                             to = experts::matrix_of(d, share.expert, share.rows);
+                           } else {
+                             to = rows_of(d, share.first, share.rows);
+                             for (ConstTensorView* each : {&own.row_scale, &own.gate, &own.residual, &own.a_scale, &own.a_zero})
+                               if (!each->empty() && each->dim(0) == all) *each = rows_of(*each, share.first, share.rows);
+                             if (rows.rows.empty()) {
+                               from = rows_of(a, share.first, share.rows);
+                             } else {
+                               std::byte* const at = gathered + static_cast<std::size_t>(share.first) * impl.row_bytes();
+                               threads.parallel_for(share.rows, [&](std::int64_t i) {
+                                 const std::int64_t row = experts::index_at(rows.rows, share.first + i);
+                                 std::memcpy(at + static_cast<std::size_t>(i) * impl.row_bytes(), rows_of(a, row, 1).data,
+                                             impl.row_bytes());
+                               });
+                               from = ConstTensorView(at, a.dtype, {share.rows, impl.k});
+                             }
+                           }
+                           return impl.plan.run(experts[share.expert], from, to, own, scratch, &threads);
+                         });
+} catch (...) {
+  return caught();
+}
+
+}  // namespace nibble

@@ -1,0 +1,208 @@
+// The layer: tokens in the order of their experts, gate_up with its glu, down, and the weighted sum.
+//
+//   ids [T,top_k] ─count─▶ pairs (t, j), sorted by expert, of one expert by token
+//
+//   x[t] of its pairs ──gate_up, glu──▶ hidden ──down──▶ results, f32       an expert at a time (shares.hpp)
+//   D[t] = Σ_j weights[t,j] · results[pair (t, j)], in the order of j       a token at a time
+//
+// Workspace: shares | pairs | places of pairs | x of pairs | hidden | results | of the plans
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/sizes.hpp"
+#include "epilogue/epilogue.hpp"
+#include "experts/check.hpp"
+#include "experts/shares.hpp"
+#include "nibble/experts.hpp"
+
+namespace nibble {
+
+using experts::Share;
+
+struct MoePlan::Impl {
+  MoeSpec spec;
+  EpilogueSpec sum;  // of the weighted sum: the residual and the type of D
+  Plan gate_up, down;
+  DType x_type, hidden_type;
+  std::int64_t experts, k, hidden, n;
+  std::int64_t gate_up_n;
+  experts::Shares shares;
+
+  std::size_t pairs() const { return static_cast<std::size_t>(spec.tokens_max * spec.top_k); }
+  std::size_t x_row() const { return static_cast<std::size_t>(k * bits(x_type) / 8); }
+  std::size_t hidden_row() const { return static_cast<std::size_t>(hidden * bits(hidden_type) / 8); }
+  std::size_t workspace_bytes() const {
+    return experts::kAlignment + experts::padded(static_cast<std::size_t>(experts) * sizeof(Share)) +
+           2 * experts::padded(pairs() * sizeof(std::int32_t)) + experts::padded(pairs() * x_row()) +
+           experts::padded(pairs() * hidden_row()) + experts::padded(pairs() * static_cast<std::size_t>(n) * sizeof(float)) +
+           shares.workspace_bytes();
+  }
+};
+
+namespace {
+
+Status check_matrix(std::string_view what, const ConstTensorView& v, DType type, std::int64_t rows, std::int64_t columns) {
+  if (!v.empty() && v.rank == 2 && v.dtype == type && v.dim(0) == rows && v.dim(1) == columns && v.stride(1) == 1) return {};
+  return error(StatusCode::invalid_argument, "{} must be {} [{},{}] with a last stride of 1, got {} of rank {}, [{},{}]", what,
+               name(type), rows, columns, v.empty() ? "nothing" : name(v.dtype), v.rank, v.rank > 0 ? v.dim(0) : 0,
+               v.rank > 1 ? v.dim(1) : 0);
+}
+
+/// Each id is an expert or −1, and no token has an expert twice.
+Status check_ids(const ConstTensorView& ids, std::int64_t tokens, std::int64_t top_k, std::int64_t experts) {
+  NIBBLE_RETURN_IF_ERROR(experts::check_indices("ids", ids, {tokens, top_k}));
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t j = 0; j < top_k; ++j) {
+      const std::int64_t id = experts::index_at(ids, t, j);
+      if (id < -1 || id >= experts)
+        return error(StatusCode::invalid_argument, "ids[{},{}]={} is outside [-1, {}]", t, j, id, experts - 1);
+      for (std::int64_t i = 0; id != -1 && i < j; ++i)
+        if (experts::index_at(ids, t, i) == id)
+          return error(StatusCode::invalid_argument, "ids[{},{}] and ids[{},{}] are both {}", t, i, t, j, id);
+    }
+  return {};
+}
+
+}  // namespace
+
+Result<MoePlan> MoePlan::make(const PackedExperts& gate_up, const PackedExperts& down, const MoeSpec& spec,
+                              const PlanOptions& options) try {
+  LinearSpec first = gate_up.spec(), second = down.spec();
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"tokens_max", spec.tokens_max}, {"top_k", spec.top_k}}));
+  const std::int64_t hidden = first.epilogue.columns(gate_up.n());
+  if (gate_up.count() != down.count() || hidden != down.k())
+    return error(StatusCode::invalid_argument, "{} experts of gate_up write {} channels, {} experts of down read {}",
+                 gate_up.count(), hidden, down.count(), down.k());
+  if (spec.top_k > gate_up.count())
+    return error(StatusCode::invalid_argument, "top_k={}, of {} experts", spec.top_k, gate_up.count());
+  if (first.epilogue.out != second.a_dtype || !is_compute_float(second.a_dtype) || !is_compute_float(first.a_dtype))
+    return error(
+        StatusCode::invalid_argument,
+        "gate_up takes {} and writes {}, down takes {}: floats, of one type between them; pack them for such a specification",
+        name(first.a_dtype), name(first.epilogue.out), name(second.a_dtype));
+  for (const LinearSpec* each : {&first, &second})
+    if (each->epilogue.gate || each->epilogue.residual || each->epilogue.row_scale || each->epilogue.col_scale ||
+        each->norm.kind != Norm::none)
+      return error(StatusCode::unsupported, "the products of a layer of experts take no {}: of operands biases alone, their own",
+                   each->norm.kind != Norm::none ? "norm" : each->epilogue.name());
+  if (!is_compute_float(spec.out))
+    return error(StatusCode::unsupported, "D of a layer of experts is f32, f16 or bf16, not {}", name(spec.out));
+  NIBBLE_RETURN_IF_ERROR(
+      check_elements("the pairs of tokens and experts", {spec.tokens_max, spec.top_k, std::max(down.n(), gate_up.k())}));
+  first.m_max = second.m_max = spec.tokens_max;
+  first.epilogue.bias = gate_up[0].has_bias();
+  second.epilogue.bias = down[0].has_bias();
+  second.epilogue.out = DType::f32;
+  NIBBLE_ASSIGN_OR_RETURN(Plan gate_up_plan, Plan::linear(gate_up[0], first, options));
+  NIBBLE_ASSIGN_OR_RETURN(Plan down_plan, Plan::linear(down[0], second, options));
+  const Plan* const plans[] = {&gate_up_plan, &down_plan};
+  const experts::Shares shares(gate_up.count(), product({spec.tokens_max, spec.top_k}), experts::threads_of(options), plans);
+  return MoePlan(std::make_shared<Impl>(Impl{.spec = spec,
+                                             .sum = {.residual = spec.residual, .out = spec.out},
+                                             .gate_up = gate_up_plan,
+                                             .down = down_plan,
+                                             .x_type = first.a_dtype,
+                                             .hidden_type = second.a_dtype,
+                                             .experts = gate_up.count(),
+                                             .k = gate_up.k(),
+                                             .hidden = hidden,
+                                             .n = down.n(),
+                                             .gate_up_n = gate_up.n(),
+                                             .shares = shares}));
+} catch (...) {
+  return caught();
+}
+
+std::size_t MoePlan::workspace_bytes() const { return impl_->workspace_bytes(); }
+const Plan& MoePlan::gate_up_plan() const { return impl_->gate_up; }
+const Plan& MoePlan::down_plan() const { return impl_->down; }
+
+Status MoePlan::run(const PackedExperts& gate_up, const PackedExperts& down, const ConstTensorView& x,
+                    const MoeOperands& operands, const TensorView& d, std::span<std::byte> workspace, Executor* executor) const
+    try {
+  const Impl& impl = *impl_;
+  NIBBLE_RETURN_IF_ERROR(experts::check_experts(gate_up, impl.experts, impl.gate_up_n, impl.k));
+  NIBBLE_RETURN_IF_ERROR(experts::check_experts(down, impl.experts, impl.n, impl.hidden));
+  const std::int64_t tokens = x.rank == 2 ? x.dim(0) : 0, top_k = impl.spec.top_k;
+  if (tokens < 1 || tokens > impl.spec.tokens_max)
+    return error(StatusCode::invalid_argument, "x has {} tokens, the plan takes 1…{}", tokens, impl.spec.tokens_max);
+  NIBBLE_RETURN_IF_ERROR(check_matrix("x", x, impl.x_type, tokens, impl.k));
+  NIBBLE_RETURN_IF_ERROR(check_matrix("D", d, impl.spec.out, tokens, impl.n));
+  NIBBLE_RETURN_IF_ERROR(check_ids(operands.ids, tokens, top_k, impl.experts));
+  const ConstTensorView& weights = operands.weights;
+  if (weights.empty() || weights.dtype != DType::f32 || weights.rank != 2 || weights.dim(0) != tokens || weights.dim(1) != top_k)
+    return error(StatusCode::invalid_argument, "weights must be f32 [{},{}]", tokens, top_k);
+  const Operands last{.residual = operands.residual};
+  NIBBLE_RETURN_IF_ERROR(epilogue::check_args(impl.sum, last, d));
+  NIBBLE_ASSIGN_OR_RETURN(experts::Arena arena, experts::Arena::of(workspace, workspace_bytes()));
+  const std::span<Share> shares = arena.take<Share>(static_cast<std::size_t>(impl.experts));
+  const std::span<std::int32_t> pairs = arena.take<std::int32_t>(impl.pairs());   // t · top_k + j, by place
+  const std::span<std::int32_t> places = arena.take<std::int32_t>(impl.pairs());  // the inverse; of none −1
+  std::byte* const x_rows = arena.take<std::byte>(impl.pairs() * impl.x_row()).data();
+  std::byte* const hidden = arena.take<std::byte>(impl.pairs() * impl.hidden_row()).data();
+  float* const results = arena.take<float>(impl.pairs() * static_cast<std::size_t>(impl.n)).data();
+  Executor& threads = executor != nullptr ? *executor : default_executor();
+
+  // Sorts the pairs: counts, then where each expert's begin, then each pair to the next place of its expert.
+  for (std::int64_t e = 0; e < impl.experts; ++e) shares[static_cast<std::size_t>(e)] = {.expert = e};
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t j = 0; j < top_k; ++j)
+      if (const std::int64_t id = experts::index_at(operands.ids, t, j); id >= 0) ++shares[static_cast<std::size_t>(id)].rows;
+  std::int64_t first = 0;
+  for (Share& share : shares) {
+    share.first = first;
+    first += std::exchange(share.rows, 0);
+  }
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t j = 0; j < top_k; ++j) {
+      const std::int64_t id = experts::index_at(operands.ids, t, j);
+      const auto pair = static_cast<std::size_t>(t * top_k + j);
+      places[pair] = -1;
+      if (id < 0) continue;
+      Share& share = shares[static_cast<std::size_t>(id)];
+      const std::int64_t place = share.first + share.rows++;
+      places[pair] = static_cast<std::int32_t>(place);
+      pairs[static_cast<std::size_t>(place)] = static_cast<std::int32_t>(pair);
+    }
+  const auto hit = std::ranges::remove_if(shares, [](const Share& share) { return share.rows == 0; });
+  const std::span<const Share> work = shares.first(shares.size() - hit.size());
+
+  const auto both_products = [&](const Share& share, Executor& own, std::span<std::byte> scratch) -> Status {
+    const auto at = static_cast<std::size_t>(share.first);
+    std::byte* const rows = x_rows + at * impl.x_row();
+    own.parallel_for(share.rows, [&](std::int64_t i) {
+      const std::int64_t t = pairs[at + static_cast<std::size_t>(i)] / top_k;
+      std::memcpy(rows + static_cast<std::size_t>(i) * impl.x_row(), experts::rows_of(x, t, 1).data, impl.x_row());
+    });
+    std::byte* const between = hidden + at * impl.hidden_row();
+    const ConstTensorView from(rows, impl.x_type, {share.rows, impl.k});
+    const TensorView middle(between, impl.hidden_type, {share.rows, impl.hidden});
+    const TensorView to(results + at * static_cast<std::size_t>(impl.n), {share.rows, impl.n});
+    NIBBLE_RETURN_IF_ERROR(impl.gate_up.run(gate_up[share.expert], from, middle, {}, scratch, &own));
+    return impl.down.run(down[share.expert], middle, to, {}, scratch, &own);
+  };
+  if (!work.empty()) NIBBLE_RETURN_IF_ERROR(impl.shares.run(work, arena.rest(), threads, both_products));
+
+  constexpr std::int64_t kColumns = 256;  // of D, whose sums stay in L1
+  const std::int64_t pieces = (impl.n + kColumns - 1) / kColumns;
+  threads.parallel_for(tokens * pieces, [&](std::int64_t i) {
+    const std::int64_t t = i / pieces, begin = i % pieces * kColumns, count = std::min(kColumns, impl.n - begin);
+    std::array<float, kColumns> sums{};
+    for (std::int64_t j = 0; j < top_k; ++j) {
+      const std::int32_t place = places[static_cast<std::size_t>(t * top_k + j)];
+      if (place < 0) continue;
+      const float weight = static_cast<const float*>(weights.data)[t * weights.stride(0) + j * weights.stride(1)];
+      const float* const result = results + place * impl.n + begin;
+      for (std::int64_t n = 0; n < count; ++n) sums[static_cast<std::size_t>(n)] += weight * result[n];
+    }
+    epilogue::store_row(impl.sum, last, sums.data(), t, begin, count, d);
+  });
+  return {};
+} catch (...) {
+  return caught();
+}
+
+}  // namespace nibble

@@ -1,0 +1,365 @@
+// Layers of experts and grouped products on the CPU: values, forms of rows, bits for any number of threads, errors.
+#include "nibble/experts.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "core/random.hpp"
+#include "nibble/nibble.hpp"
+#include "random_weights.hpp"
+
+namespace nibble {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::random_weight;
+
+struct Sizes {
+  std::int64_t experts = 6, tokens = 9, top_k = 3, k = 96, hidden = 64, n = 80;
+};
+
+std::vector<QuantTensor> weights_of(const char* scheme, std::int64_t count, std::int64_t n, std::int64_t k, std::uint64_t seed,
+                                    const testing::RandomWeight& with = {}) {
+  std::vector<QuantTensor> weights;
+  for (std::int64_t e = 0; e < count; ++e)
+    weights.push_back(random_weight(Scheme::parse(scheme)->weight, n, k, seed + 100 * static_cast<std::uint64_t>(e), with));
+  return weights;
+}
+
+std::vector<float> random_floats(std::int64_t count, std::uint64_t seed) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(random_uniform(seed, i)) * 2 - 1;
+  return values;
+}
+
+/// top_k experts of each token, each at most once: a walk through them from a random one on. hot: the first is expert 0 for all.
+std::vector<std::int32_t> random_ids(const Sizes& s, std::uint64_t seed, bool hot = false) {
+  std::vector<std::int32_t> ids;
+  for (std::int64_t t = 0; t < s.tokens; ++t) {
+    const auto from =
+        static_cast<std::int64_t>(random_bits(seed, static_cast<std::uint64_t>(t)) % static_cast<std::uint64_t>(s.experts));
+    for (std::int64_t j = 0; j < s.top_k; ++j) ids.push_back(static_cast<std::int32_t>(((hot ? 0 : from) + j) % s.experts));
+  }
+  return ids;
+}
+
+/// A layer with its operands and memory.
+struct Layer {
+  Sizes s;
+  LinearSpec gate_up_spec{.m_max = 64, .epilogue = {.activation = Activation::silu, .glu = true}};
+  LinearSpec down_spec{.m_max = 64};
+  std::vector<QuantTensor> gate_ups, downs;
+  std::vector<float> x, router, residual;
+  std::vector<std::int32_t> ids;
+
+  explicit Layer(const char* scheme = "u4zg32", const Sizes& sizes = {}, bool hot = false) : s(sizes) {
+    const Scheme parsed = *Scheme::parse(scheme);
+    gate_up_spec.act_scheme = down_spec.act_scheme = parsed.act;
+    gate_up_spec.m_max = down_spec.m_max = s.tokens;
+    const std::string weight = parsed.weight.name();
+    gate_ups = weights_of(weight.c_str(), s.experts, 2 * s.hidden, s.k, 1, {.bias = true});
+    downs = weights_of(weight.c_str(), s.experts, s.n, s.hidden, 2);
+    gate_up_spec.epilogue.bias = true;
+    x = random_floats(s.tokens * s.k, 3);
+    router = random_floats(s.tokens * s.top_k, 4);
+    residual = random_floats(s.tokens * s.n, 5);
+    ids = random_ids(s, 6, hot);
+  }
+
+  MoeOperands operands() const {
+    return {.ids = ConstTensorView(ids.data(), {s.tokens, s.top_k}),
+            .weights = ConstTensorView(router.data(), {s.tokens, s.top_k}),
+            .residual = ConstTensorView(residual.data(), {s.tokens, s.n})};
+  }
+
+  std::vector<float> run(Executor* executor = nullptr, const PlanOptions& options = {}) const {
+    const auto gate_up = pack_experts(gate_ups, gate_up_spec), down = pack_experts(downs, down_spec);
+    EXPECT_TRUE(gate_up.ok()) << gate_up.status().message();
+    EXPECT_TRUE(down.ok()) << down.status().message();
+    const auto plan = MoePlan::make(*gate_up, *down, {.tokens_max = s.tokens, .top_k = s.top_k, .residual = true}, options);
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    if (!plan.ok()) return {};
+    std::vector<std::byte> workspace(plan->workspace_bytes() + 1);
+    std::vector<float> d(static_cast<std::size_t>(s.tokens * s.n), NAN);
+    const Status status = plan->run(*gate_up, *down, ConstTensorView(x.data(), {s.tokens, s.k}), operands(),
+                                    TensorView(d.data(), {s.tokens, s.n}), std::span(workspace).subspan(1), executor);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return d;
+  }
+
+  /// By the definition, in double precision.
+  std::vector<double> expected() const {
+    std::vector<double> d(residual.begin(), residual.end());
+    const auto product = [](const QuantTensor& q, const std::vector<double>& a, std::int64_t n) {
+      double sum = q.bias.empty() ? 0.0 : static_cast<double>(q.bias.at(n));
+      for (std::int64_t k = 0; k < q.k; ++k) sum += a[static_cast<std::size_t>(k)] * static_cast<double>(q.value(n, k));
+      return sum;
+    };
+    for (std::int64_t t = 0; t < s.tokens; ++t)
+      for (std::int64_t j = 0; j < s.top_k; ++j) {
+        const std::int32_t id = ids[static_cast<std::size_t>(t * s.top_k + j)];
+        if (id < 0) continue;
+        const QuantTensor& gate_up = gate_ups[static_cast<std::size_t>(id)];
+        const QuantTensor& down = downs[static_cast<std::size_t>(id)];
+        const std::vector<double> a(x.begin() + t * s.k, x.begin() + (t + 1) * s.k);
+        std::vector<double> hidden;
+        for (std::int64_t i = 0; i < s.hidden; ++i) {
+          const double gate = product(gate_up, a, i);
+          hidden.push_back(gate / (1 + std::exp(-gate)) * product(gate_up, a, s.hidden + i));
+        }
+        const auto weight = static_cast<double>(router[static_cast<std::size_t>(t * s.top_k + j)]);
+        for (std::int64_t n = 0; n < s.n; ++n) d[static_cast<std::size_t>(t * s.n + n)] += weight * product(down, hidden, n);
+      }
+    return d;
+  }
+};
+
+double distance(const std::vector<float>& got, const std::vector<double>& wanted) {
+  EXPECT_EQ(got.size(), wanted.size());
+  double off = 0, all = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    off += std::pow(static_cast<double>(got[i]) - wanted[i], 2);
+    all += std::pow(wanted[i], 2);
+  }
+  return std::sqrt(off / all);
+}
+
+TEST(Moe, IsItsDefinition) {
+  for (const char* scheme : {"u4zg32", "u4b8c", "s8c", "u4og32", "e4m3c"}) {
+    const Layer layer(scheme);
+    EXPECT_LT(distance(layer.run(), layer.expected()), 1e-5) << scheme;
+  }
+  for (const char* scheme : {"s8r_u4zg32", "s8r_s8c", "s8g32_u4b8g32"}) {
+    const Layer layer(scheme);
+    EXPECT_LT(distance(layer.run(), layer.expected()), 2e-2) << scheme;
+  }
+}
+
+TEST(Moe, GivesTheSameBitsForAnyThreadsAndLoads) {
+  for (const Sizes& s : {Sizes{}, Sizes{.experts = 40, .tokens = 50, .top_k = 4}, Sizes{.tokens = 1, .top_k = 6}})
+    for (const bool hot : {false, true}) {
+      const Layer layer("u4zg32", s, hot);
+      for (const int planned : {1, 2, 16}) {  // a plan's choice of kernels depends on it, its results do not
+        const auto one = make_executor(1);
+        const std::vector<float> wanted = layer.run(one.get(), {.threads = planned});
+        EXPECT_LT(distance(wanted, layer.expected()), 1e-5);
+        for (const int threads : {2, 3, 8}) {
+          const auto pool = make_executor(threads);
+          EXPECT_EQ(layer.run(pool.get(), {.threads = planned}), wanted) << threads << " of " << planned;
+        }
+      }
+    }
+}
+
+TEST(Moe, ATokenDoesNotDependOnTheOthers) {
+  const Sizes s{.experts = 5, .tokens = 12, .top_k = 2};
+  Layer all("u4zg32", s);
+  const auto packed = pack_experts(all.gate_ups, all.gate_up_spec);
+  const PlanOptions forced{.kernel = std::string(Plan::linear((*packed)[0], all.gate_up_spec)->kernel())};
+  const std::vector<float> together = all.run(nullptr, forced);
+  for (std::int64_t t = 0; t < s.tokens; t += 5) {
+    Layer alone = all;
+    alone.s.tokens = 1;
+    const auto row = [t](auto& of, std::int64_t columns) { of = {of.begin() + t * columns, of.begin() + (t + 1) * columns}; };
+    row(alone.x, s.k), row(alone.router, s.top_k), row(alone.residual, s.n), row(alone.ids, s.top_k);
+    const std::vector<float> d = alone.run(nullptr, forced);
+    EXPECT_TRUE(std::equal(d.begin(), d.end(), together.begin() + t * s.n)) << t;
+  }
+}
+
+TEST(Moe, TokensMayHaveFewerExperts) {
+  Layer layer;
+  for (std::size_t i = 0; i < layer.ids.size(); i += 2) layer.ids[i] = -1;
+  EXPECT_LT(distance(layer.run(), layer.expected()), 1e-5);
+  std::ranges::fill(layer.ids, -1);
+  EXPECT_EQ(layer.run(), layer.residual);
+}
+
+TEST(Moe, RefusesWhatDoesNotFitAndWritesNothing) {
+  const Layer layer;
+  const Sizes& s = layer.s;
+  const auto gate_up = pack_experts(layer.gate_ups, layer.gate_up_spec), down = pack_experts(layer.downs, layer.down_spec);
+  ASSERT_TRUE(gate_up.ok() && down.ok());
+  const auto plan = MoePlan::make(*gate_up, *down, {.tokens_max = s.tokens, .top_k = s.top_k, .residual = true});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  std::vector<float> d(static_cast<std::size_t>(s.tokens * s.n), 7.0f);
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  const auto message = [&](const MoeOperands& operands, std::size_t bytes) {
+    const Status status = plan->run(*gate_up, *down, ConstTensorView(layer.x.data(), {s.tokens, s.k}), operands,
+                                    TensorView(d.data(), {s.tokens, s.n}), std::span(workspace).first(bytes));
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+    EXPECT_EQ(std::ranges::count(d, 7.0f), std::ssize(d));
+    return status.message();
+  };
+  std::vector<std::int32_t> ids = layer.ids;
+  MoeOperands operands = layer.operands();
+  operands.ids = ConstTensorView(ids.data(), {s.tokens, s.top_k});
+  ids[4] = 6;
+  EXPECT_THAT(message(operands, workspace.size()), HasSubstr("ids[1,1]=6 is outside [-1, 5]"));
+  ids[4] = ids[3];
+  EXPECT_THAT(message(operands, workspace.size()), HasSubstr("ids[1,0] and ids[1,1] are both"));
+  EXPECT_THAT(message(layer.operands(), workspace.size() - 1), HasSubstr("workspace"));
+  operands = layer.operands();
+  operands.weights = {};
+  EXPECT_THAT(message(operands, workspace.size()), HasSubstr("weights must be f32 [9,3]"));
+  operands = layer.operands();
+  operands.residual = {};
+  EXPECT_THAT(message(operands, workspace.size()), HasSubstr("residual"));
+
+  EXPECT_THAT(MoePlan::make(*gate_up, *down, {.top_k = 7}).status().message(), HasSubstr("top_k=7, of 6 experts"));
+  EXPECT_THAT(MoePlan::make(*down, *down, {}).status().message(), HasSubstr("write 80 channels, 6 experts of down read 64"));
+  LinearSpec halves = layer.down_spec;
+  halves.a_dtype = DType::f16;
+  const auto of_halves = pack_experts(layer.downs, halves);
+  ASSERT_TRUE(of_halves.ok());
+  EXPECT_THAT(MoePlan::make(*gate_up, *of_halves, {}).status().message(), HasSubstr("writes f32, down takes f16"));
+}
+
+TEST(PackedExperts, AreWeightsInOneAllocation) {
+  const auto weights = weights_of("u4zg32", 4, 48, 64, 9);
+  const auto packed = pack_experts(weights, LinearSpec{.m_max = 8});
+  ASSERT_TRUE(packed.ok()) << packed.status().message();
+  EXPECT_EQ(packed->count(), 4);
+  for (std::int64_t e = 0; e < 4; ++e) {
+    EXPECT_EQ(*unpack((*packed)[e]), weights[static_cast<std::size_t>(e)]);
+    EXPECT_EQ((*packed)[e].bytes().data() - (*packed)[0].bytes().data(),
+              e * ((*packed)[1].bytes().data() - (*packed)[0].bytes().data()));
+  }
+  auto others = weights;
+  others[2] = random_weight(Scheme::parse("u4zg32")->weight, 48, 96, 1);
+  EXPECT_THAT(pack_experts(others, LinearSpec{}).status().message(),
+              HasSubstr("experts 0 and 2 differ: W is [48,64] and [48,96]"));
+  others[2] = random_weight(Scheme::parse("u4zg64")->weight, 48, 64, 1);
+  EXPECT_THAT(pack_experts(others, LinearSpec{}).status().message(), HasSubstr("the scheme is u4zg32"));
+  others[2] = random_weight(Scheme::parse("u4zg32")->weight, 48, 64, 1, {.bias = true});
+  EXPECT_THAT(pack_experts(others, LinearSpec{}).status().message(), HasSubstr("the bias is absent and present"));
+  EXPECT_THAT(pack_experts(std::span<const QuantTensor>(), LinearSpec{}).status().message(), HasSubstr("experts=0"));
+  const auto failing = [](std::int64_t e) -> Result<QuantTensor> {
+    if (e == 1) return Status(StatusCode::not_found, "no such tensor");
+    return random_weight(Scheme::parse("u4zg32")->weight, 16, 64, 1);
+  };
+  EXPECT_THAT(pack_experts(3, failing, LinearSpec{}).status().message(), HasSubstr("expert 1: no such tensor"));
+}
+
+/// One product in the three forms of rows, against the linear plan of each expert.
+TEST(Grouped, EqualsThePlansOfItsExperts) {
+  constexpr std::int64_t kExperts = 5, kN = 48, kK = 64;
+  const std::vector<std::int32_t> counts{3, 0, 7, 1, 4}, offsets{0, 3, 3, 10, 11, 15};
+  const std::int64_t rows = 15, most = 7;
+  for (const char* scheme : {"u4zg32", "s8r_s8c", "s8g32_u4b8g32"}) {
+    const Scheme parsed = *Scheme::parse(scheme);
+    const auto weights = weights_of(parsed.weight.name().c_str(), kExperts, kN, kK, 11, {.bias = true});
+    const LinearSpec spec{.m_max = rows,
+                          .epilogue = {.row_scale = true, .bias = true, .residual = true, .out = DType::f16},
+                          .act_scheme = parsed.act};
+    const auto experts = pack_experts(weights, spec);
+    ASSERT_TRUE(experts.ok()) << experts.status().message();
+    const auto plan = GroupedPlan::make(*experts, spec);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    const auto a = random_floats(rows * kK, 12), scale = random_floats(rows, 13), residual = random_floats(rows * kN, 14);
+    const auto linear = Plan::linear((*experts)[0], spec);
+    std::vector<f16> wanted(static_cast<std::size_t>(rows * kN));
+    std::vector<std::byte> scratch(linear->workspace_bytes());
+    for (std::size_t e = 0; e < kExperts; ++e) {
+      const std::int64_t first = offsets[e], count = counts[e];
+      if (count == 0) continue;
+      const Operands own{.row_scale = ConstTensorView(scale.data() + first, {count}),
+                         .residual = ConstTensorView(residual.data() + first * kN, {count, kN})};
+      ASSERT_TRUE(linear
+                      ->run((*experts)[static_cast<std::int64_t>(e)], ConstTensorView(a.data() + first * kK, {count, kK}),
+                            TensorView(wanted.data() + first * kN, {count, kN}), own, scratch)
+                      .ok());
+    }
+    const Operands operands{.row_scale = ConstTensorView(scale.data(), {rows}),
+                            .residual = ConstTensorView(residual.data(), {rows, kN})};
+    std::vector<std::byte> workspace(plan->workspace_bytes());
+    const auto bits_of = [](const std::vector<f16>& v) {
+      std::vector<std::uint16_t> bits;
+      for (f16 x : v) bits.push_back(x.bits);
+      return bits;
+    };
+    for (const int threads : {1, 2, 4}) {
+      const auto pool = make_executor(threads);
+      std::vector<f16> d(wanted.size());
+      const ExpertRows sorted{.offsets = ConstTensorView(offsets.data(), {kExperts + 1})};
+      Status status = plan->run(*experts, ConstTensorView(a.data(), {rows, kK}), sorted, TensorView(d.data(), {rows, kN}),
+                                operands, workspace, pool.get());
+      EXPECT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(bits_of(d), bits_of(wanted)) << scheme << " sorted";
+
+      std::vector<std::int32_t> order(static_cast<std::size_t>(rows));  // rows of A in reverse
+      std::vector<float> reversed(a.size());
+      for (std::int64_t i = 0; i < rows; ++i) {
+        order[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(rows - 1 - i);
+        std::copy_n(a.begin() + i * kK, kK, reversed.begin() + (rows - 1 - i) * kK);
+      }
+      std::ranges::fill(d, f16{});
+      const ExpertRows indexed{.offsets = sorted.offsets, .rows = ConstTensorView(order.data(), {rows})};
+      status = plan->run(*experts, ConstTensorView(reversed.data(), {rows, kK}), indexed, TensorView(d.data(), {rows, kN}),
+                         operands, workspace, pool.get());
+      EXPECT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(bits_of(d), bits_of(wanted)) << scheme << " indexed";
+    }
+
+    // Padded: without operands of rows.
+    LinearSpec plain = spec;
+    plain.epilogue.row_scale = plain.epilogue.residual = false;
+    const auto padded = GroupedPlan::make(*experts, plain);
+    const auto alone = Plan::linear((*experts)[0], plain);
+    ASSERT_TRUE(padded.ok() && alone.ok());
+    std::vector<float> pa(static_cast<std::size_t>(kExperts * most * kK));
+    std::vector<f16> pd(static_cast<std::size_t>(kExperts * most * kN)), pw = pd;
+    for (std::size_t e = 0; e < kExperts; ++e) {
+      const std::int64_t first = offsets[e], count = counts[e], at = static_cast<std::int64_t>(e) * most;
+      std::copy_n(a.begin() + first * kK, count * kK, pa.begin() + at * kK);
+      if (count == 0) continue;
+      ASSERT_TRUE(alone
+                      ->run((*experts)[static_cast<std::int64_t>(e)], ConstTensorView(a.data() + first * kK, {count, kK}),
+                            TensorView(pw.data() + at * kN, {count, kN}), {}, scratch)
+                      .ok());
+    }
+    std::vector<std::byte> memory(padded->workspace_bytes());
+    const Status status = padded->run(*experts, ConstTensorView(pa.data(), {kExperts, most, kK}),
+                                      {.counts = ConstTensorView(counts.data(), {kExperts})},
+                                      TensorView(pd.data(), {kExperts, most, kN}), {}, memory);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(bits_of(pd), bits_of(pw)) << scheme << " padded";
+  }
+}
+
+TEST(Grouped, RefusesRowsThatDoNotFit) {
+  const auto experts = pack_experts(weights_of("u4zg32", 3, 16, 64, 1), LinearSpec{.m_max = 8});
+  ASSERT_TRUE(experts.ok());
+  const auto plan = GroupedPlan::make(*experts, {.m_max = 8});
+  ASSERT_TRUE(plan.ok());
+  std::vector<float> a(8 * 64, 1.0f), d(8 * 16, 7.0f);
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  const auto message = [&](const ExpertRows& rows, std::int64_t m) {
+    const Status status =
+        plan->run(*experts, ConstTensorView(a.data(), {m, 64}), rows, TensorView(d.data(), {m, 16}), {}, workspace);
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+    EXPECT_EQ(std::ranges::count(d, 7.0f), std::ssize(d));
+    return status.message();
+  };
+  const std::vector<std::int32_t> falling{0, 4, 3, 8}, short_{0, 1, 2, 7}, from{1, 2, 3, 8}, fine{0, 2, 5, 8},
+      rows{0, 1, 2, 3, 4, 5, 6, 8};
+  const auto offsets = [](const std::vector<std::int32_t>& v) {
+    return ExpertRows{.offsets = ConstTensorView(v.data(), {std::ssize(v)})};
+  };
+  EXPECT_THAT(message(offsets(falling), 8), HasSubstr("offsets[2]=3"));
+  EXPECT_THAT(message(offsets(from), 8), HasSubstr("offsets[0]=1"));
+  EXPECT_THAT(message(offsets(short_), 8), HasSubstr("offsets end at 7, A has 8 rows"));
+  EXPECT_THAT(message({}, 8), HasSubstr("takes offsets"));
+  ExpertRows indexed = offsets(fine);
+  indexed.rows = ConstTensorView(rows.data(), {8});
+  EXPECT_THAT(message(indexed, 8), HasSubstr("rows[7]=8 is outside [0, 7]"));
+  EXPECT_THAT(GroupedPlan::make(*experts, {.epilogue = {.col_scale = true}}).status().message(), HasSubstr("col_scale"));
+}
+
+}  // namespace
+}  // namespace nibble

@@ -28,10 +28,10 @@
 
 namespace nibble {
 
-/// Packed weights of the same sizes, scheme and layout, their bytes in one allocation. Immutable; copies share the bytes.
+/// Packed weights of the same sizes, scheme and layout. Immutable; copies share the bytes.
 class PackedExperts {
  public:
-  /// For pack_experts().
+  /// For pack_experts() and experts_of().
   explicit PackedExperts(std::vector<PackedWeight> experts) : experts_(std::move(experts)) {}
 
   /// How many: E.
@@ -44,20 +44,26 @@ class PackedExperts {
   std::int64_t n() const { return experts_.front().n(); }
   /// Input channels of each.
   std::int64_t k() const { return experts_.front().k(); }
-  /// The bytes of all, expert after expert.
+  /// Packed bytes of all experts.
   std::size_t nbytes() const;
 
  private:
   std::vector<PackedWeight> experts_;
 };
 
-/// Packs the experts for a specification as pack() does one weight: that of an expert, whose m_max is the most tokens of a call.
+/// Packs the experts for a specification as pack() does one weight, into one allocation. The specification is that of an expert, whose m_max
+/// is the most tokens of a call.
 /// Errors: invalid_argument without experts, or where they differ in sizes, scheme or types, with the expert and the values; unsupported for
 /// a GPU; otherwise as pack().
 Result<PackedExperts> pack_experts(std::span<const QuantTensor> experts, const LinearSpec& spec, const PackOptions& options = {});
 /// The same for experts that are read one by one, so that no more than one is in memory unpacked. Errors: also those of `read`.
 Result<PackedExperts> pack_experts(std::int64_t count, const std::function<Result<QuantTensor>(std::int64_t expert)>& read,
                                    const LinearSpec& spec, const PackOptions& options = {});
+
+/// Weights that have been packed one by one, as of files, as experts; they keep their memory.
+/// Errors: invalid_argument without weights, or where they differ in sizes, scheme, types, layout or specification; for convolutions;
+/// unsupported for weights in device memory.
+Result<PackedExperts> experts_of(std::vector<PackedWeight> weights);
 
 /// Which rows of A go through which expert. In host memory.
 struct ExpertRows {
@@ -94,12 +100,14 @@ class GroupedPlan {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// The specification of a layer of experts. The types between its products are those that the experts were packed for.
+/// The specification of a layer of experts, beside those of its two products.
 struct MoeSpec {
   std::int64_t tokens_max = 1;  // the plan serves every number of tokens up to it
   std::int64_t top_k = 1;       // experts of a token, 1 … E
   bool residual = false;        // shaped like D: added last
   DType out = DType::f32;       // of D: f32, f16 or bf16
+
+  friend bool operator==(const MoeSpec&, const MoeSpec&) = default;
 };
 
 /// What a run of a layer reads beside x and the experts.
@@ -112,8 +120,12 @@ struct MoeOperands {
 /// D[t] = Σ_j weights[t,j] · down_e(glu(gate_up_e(x[t]))) + residual[t], with e = ids[t,j]: added in f32 in the order of j.
 class MoePlan {
  public:
-  /// Plans the products for the specifications that the experts were packed for; the results of `down` are f32.
-  /// Errors: invalid_argument where the two do not fit each other, with the values; otherwise as Plan::linear.
+  /// Plans the products for these specifications of an expert, with the layer's tokens for their m_max, biases where the experts have them, and
+  /// f32 for the results of `down`.
+  /// Errors: invalid_argument where the two do not fit each other, with the values; unsupported for operands; otherwise as Plan::linear.
+  static Result<MoePlan> make(const PackedExperts& gate_up, const LinearSpec& gate_up_spec, const PackedExperts& down,
+                              const LinearSpec& down_spec, const MoeSpec& spec, const PlanOptions& options = {});
+  /// The same for the specifications that the experts were packed for.
   static Result<MoePlan> make(const PackedExperts& gate_up, const PackedExperts& down, const MoeSpec& spec,
                               const PlanOptions& options = {});
 

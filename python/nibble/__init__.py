@@ -47,10 +47,10 @@ from .errors import AlreadyExists, CorruptData, Error, Internal, InvalidArgument
 
 __all__ = [
     "AlreadyExists", "Array", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
-    "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "Norm", "NotFound", "Note", "PackedFile", "PackedModule", "PackedWeight", "PlanCache",
+    "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "Norm", "NotFound", "Note", "PackedExperts", "PackedFile", "PackedModule", "PackedWeight", "PlanCache",
     "QuantError", "QuantTensor", "TransformReport", "TransformedModule", "Unsupported", "VerifyReport", "__version__", "convert_checkpoint",
-    "dequantize_checkpoint", "doctor", "errors", "explain", "formats", "join", "kernels", "layouts", "open", "pack", "packed_weight",
-    "quantization_error", "quantize", "quantize_activations", "quantize_checkpoint", "quantize_conv", "read_tensors", "save_packed", "verify",
+    "dequantize_checkpoint", "doctor", "errors", "explain", "formats", "join", "kernels", "layouts", "moe", "open", "pack", "pack_experts", "packed_weight",
+    "quantization_error", "quantize", "quantize_activations", "quantize_checkpoint", "quantize_conv", "read_tensors", "route", "save_packed", "verify",
     "verify_conv",
 ]  # fmt: skip
 
@@ -666,3 +666,6 @@ def doctor(measure: bool = False) -> dict[str, Any]:
     if measure:
         report["roofline"] = _core.roofline()
     return report
+
+
+from .experts import PackedExperts, moe, pack_experts, route

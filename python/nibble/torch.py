@@ -10,6 +10,7 @@ A packed weight is a tensor of bytes (`to_tensor`), which modules hold as a buff
     torch.ops.nibble.conv2d(x, weight, n, filter, stride, padding, dilation, groups, bias, activation, out_dtype) -> y[B, Co, Oh, Ow]
     torch.ops.nibble.dequantize(weight, n, k, dtype) -> W[N, K]
     torch.ops.nibble.quantize_activations(x, scheme) -> (codes, scales, zeros)
+    torch.ops.nibble.moe(x, ids, weights, gate_up, down, n, activation) -> y[..., N]
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from nibble import _arrays, _core
 from nibble.errors import InvalidArgument, NotFound, Unsupported
 
 __all__ = [
-    "ColumnParallelLinear", "Converted", "QuantConv2d", "QuantLinear", "RowParallelLinear", "TorchWeight", "convert", "from_tensor",
+    "ColumnParallelLinear", "Converted", "QuantConv2d", "QuantExperts", "QuantLinear", "RowParallelLinear", "TorchWeight", "convert", "from_tensor",
     "quantize_activations", "read_module", "shard_inputs", "shard_outputs", "to_tensor",
 ]  # fmt: skip
 
@@ -757,6 +758,25 @@ def _sentence(left: Mapping[str, str]) -> str:
     return "; ".join(f"{', '.join(names[:3])}{more[why]} ({why})" for why, names in groups.items())
 
 
+def _convert_experts(
+    module: nn.Module, name: str, scheme: str, places: dict[int, list[tuple[nn.Module, str]]], skipped: _Skip, converted: Converted
+) -> None:  # fmt: skip
+    """Replaces the experts of a layer by QuantExperts, unless they are to be skipped or are not of a kind that it has."""
+    if skipped(name):
+        converted.left[name] = "skip"
+        return
+    try:
+        layer = _torch_experts.from_module(module, scheme)
+    except Unsupported as problem:
+        converted.left[name] = str(problem)
+        return
+    except nibble.Error as problem:
+        raise type(problem)(f"{name}: {problem}") from None
+    for parent, child in places[id(module)]:
+        setattr(parent, child, layer)
+    converted.append(name)
+
+
 def convert(
     model: nn.Module,
     scheme: str = "u4b8g128",
@@ -794,6 +814,9 @@ def convert(
             places.setdefault(id(module), []).append((parent, child))
     converted = Converted()
     for name, module in list(model.named_modules()):
+        if _torch_experts.are_experts(module):
+            _convert_experts(module, name, scheme, places, skipped, converted)
+            continue
         weight = _float_weight(module)
         codes = weight is None and next(module.children(), None) is None and _has_codes(module)
         if isinstance(module, _Quantized) or not (codes or _has_weights(module)):
@@ -1003,3 +1026,7 @@ class RowParallelLinear(QuantLinear):
         y = super().forward(x)
         dist.all_reduce(y, group=self.group)
         return y
+
+
+from nibble import _torch_experts
+from nibble._torch_experts import QuantExperts

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <memory>
 #include <span>
 
@@ -516,6 +517,73 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
     run(call, weight, plan, a.view, d, operands.args());
   }
   return options.out.is_none() ? call.finish(std::move(result)) : result;
+}
+
+nb::object moe(Experts& gate_up, const Experts& down, nb::handle x, nb::handle ids, nb::handle weights,
+               std::string_view activation, nb::handle residual, nb::handle out_dtype, nb::handle out, std::string_view kernel) {
+  const Call call(x, nb::none());
+  if (call.backend() != Backend::cpu) throw Failure(StatusCode::unsupported, "x is on a GPU; experts run in host memory only");
+  Input a = call.in(x, "x", 2);
+  std::vector<std::int64_t> dims(shape_of(a).begin(), shape_of(a).end());
+  if (dims.size() < 2 || dims.back() != gate_up.packed.k())
+    throw invalid("x has shape " + text(dims) + ", the experts take [..., " + text(gate_up.packed.k()) + "]");
+  Input chosen = call.in(ids, "ids"), factors = call.in(weights, "weights", 2), added = call.in(residual, "residual", 2);
+  a.collapse(2), chosen.collapse(2), factors.collapse(2), added.collapse(2);
+  const std::int64_t tokens = a.view.dim(0);
+  if (chosen.empty() || chosen.view.rank != 2) throw invalid("ids must be int32 [" + text(tokens) + ",top_k]");
+  DType type = a.view.dtype;
+  if (!out_dtype.is_none()) type = dtype_from(nb::cast<std::string_view>(nb::object(arrays_module().attr("token")(out_dtype))));
+  LinearSpec first = gate_up.packed.spec(), second = down.packed.spec();
+  first.a_dtype = first.epilogue.out = second.a_dtype = a.view.dtype;
+  first.epilogue.activation = activation_from(activation);
+  first.m_max = second.m_max = bucket(tokens);
+  const MoeSpec spec{.tokens_max = bucket(tokens), .top_k = chosen.view.dim(1), .residual = !added.empty(), .out = type};
+  dims.back() = down.packed.n();
+  nb::object result = nb::borrow(out);
+  if (result.is_none()) result = call.empty(dims, type);
+  Output d = out.is_none() ? call.made(result) : call.out(out, "out");
+  if (tokens == 0) return result;
+  d = result_of(std::move(d));
+  d.collapse(2);
+  const void* const other = &down.packed[0].data();
+  auto found = std::ranges::find_if(gate_up.plans, [&](const Experts::Entry& e) {
+    return e.down == other && e.gate_up_spec == first && e.down_spec == second && e.spec == spec && e.kernel == kernel;
+  });
+  if (found == gate_up.plans.end()) {
+    const PlanOptions options{.kernel = std::string(kernel)};
+    MoePlan plan = check(MoePlan::make(gate_up.packed, first, down.packed, second, spec, options));
+    gate_up.plans.push_back({other, first, second, spec, options.kernel, std::move(plan)});
+    found = std::prev(gate_up.plans.end());
+  }
+  const MoePlan plan = found->plan;
+  const Status status = [&] {
+    const nb::gil_scoped_release release;
+    const Scratch memory(plan.workspace_bytes());
+    return plan.run(gate_up.packed, down.packed, a.view, {.ids = chosen.view, .weights = factors.view, .residual = added.view},
+                    d.view, memory.span());
+  }();
+  check(status);
+  return out.is_none() ? call.finish(std::move(result)) : result;
+}
+
+nb::tuple route(nb::handle logits, nb::handle bias, const RouteSpec& spec) {
+  const Call call(logits, nb::none());
+  if (call.backend() != Backend::cpu)
+    throw Failure(StatusCode::unsupported, "logits are on a GPU; routing runs in host memory only");
+  Input scores = call.in(logits, "logits", 2);
+  std::vector<std::int64_t> dims(shape_of(scores).begin(), shape_of(scores).end());
+  if (dims.empty()) throw invalid("logits have no dimension; they are [..., E]");
+  scores.collapse(2);
+  const Input offsets = call.in(bias, "bias", 1).vector();
+  dims.back() = spec.top_k;
+  nb::object ids = call.empty(dims, DType::s32), weights = call.empty(dims, DType::f32);
+  Output id = call.made(ids), weight = call.made(weights);
+  id.collapse(2), weight.collapse(2);
+  if (product(std::span(dims).first(dims.size() - 1)) > 0) {
+    const nb::gil_scoped_release release;
+    check(nibble::route(scores.view, offsets.view, spec, id.view, weight.view));
+  }
+  return nb::make_tuple(call.finish(std::move(ids)), call.finish(std::move(weights)));
 }
 
 void dequantize(Weight& weight, nb::handle out, bool transposed, nb::handle stream) {

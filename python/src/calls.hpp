@@ -56,6 +56,20 @@ struct Weight {
   const EpilogueSpec& glu() const { return spec().epilogue; }
 };
 
+/// Experts, and the plans of layers that they are gate_up of.
+struct Experts {
+  PackedExperts packed;
+  std::vector<nb::object> weights;  // whose memory `packed` reads
+  struct Entry {
+    const void* down;  // the experts' data
+    LinearSpec gate_up_spec, down_spec;
+    MoeSpec spec;
+    std::string kernel;  // forced
+    MoePlan plan;
+  };
+  std::vector<Entry> plans = {};
+};
+
 /// What linear() and conv() have in common, as Python passes it.
 struct Options {
   nb::handle bias;  // an array, None or a bool
@@ -82,6 +96,11 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options);
 nb::object conv(Weight& weight, nb::handle x, Pair stride,
                 std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding, Pair dilation, std::int64_t groups,
                 std::optional<bool> channels_last, const Options& options);
+/// D[..., N]: `out`, or a new array of the kind of x.
+nb::object moe(Experts& gate_up, const Experts& down, nb::handle x, nb::handle ids, nb::handle weights,
+               std::string_view activation, nb::handle residual, nb::handle out_dtype, nb::handle out, std::string_view kernel);
+/// logits [T,E] → (ids, weights), both [T,top_k].
+nb::tuple route(nb::handle logits, nb::handle bias, const RouteSpec& spec);
 /// W into `out` [N,K], or [K,N].
 void dequantize(Weight& weight, nb::handle out, bool transposed, nb::handle stream);
 /// x → (codes, scales, zeros), which are those given or new, None where the scheme has none.

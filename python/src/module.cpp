@@ -617,6 +617,39 @@ void bind_weights(nb::module_& m) {
       "prefix"_a, "Of the header that begins with these packed_prefix bytes.");
 }
 
+void bind_experts(nb::module_& m) {
+  nb::class_<Experts>(m, "PackedExperts", "Packed weights of the same sizes, scheme and layout.")
+      .def(
+          "__init__",
+          [](Experts* self, const std::vector<nb::object>& weights) {
+            std::vector<PackedWeight> packed;
+            for (const nb::object& weight : weights) packed.push_back(nb::cast<const Weight&>(weight).packed);
+            new (self) Experts{check(experts_of(std::move(packed))), weights};
+          },
+          "weights"_a)
+      .def("__len__", [](const Experts& e) { return e.packed.count(); })
+      .def_prop_ro("n", [](const Experts& e) { return e.packed.n(); })
+      .def_prop_ro("k", [](const Experts& e) { return e.packed.k(); })
+      .def_prop_ro("nbytes", [](const Experts& e) { return e.packed.nbytes(); });
+  m.def("moe", &moe, "gate_up"_a, "down"_a, "x"_a, "ids"_a, "weights"_a, "activation"_a, "residual"_a.none(),
+        "out_dtype"_a.none(), "out"_a.none(), "kernel"_a);
+  m.def(
+      "route",
+      [](nb::handle logits, nb::handle bias, std::int64_t top_k, std::string_view score, bool normalize, std::int64_t groups,
+         std::int64_t top_groups, float scale) {
+        if (score != "softmax" && score != "sigmoid")
+          throw Failure(StatusCode::invalid_argument, "'" + std::string(score) + "' is no score; write softmax or sigmoid");
+        return route(logits, bias,
+                     {.top_k = top_k,
+                      .score = score == "softmax" ? RouteScore::softmax : RouteScore::sigmoid,
+                      .normalize = normalize,
+                      .groups = groups,
+                      .top_groups = top_groups,
+                      .scale = scale});
+      },
+      "logits"_a, "bias"_a.none(), "top_k"_a, "score"_a, "normalize"_a, "groups"_a, "top_groups"_a, "scale"_a);
+}
+
 // --- functions ----------------------------------------------------------------------------------------------------------------
 
 LinearSpec packing_spec(std::string_view a_dtype, std::string_view act_scheme, std::int64_t m_max,
@@ -1059,6 +1092,7 @@ NB_MODULE(_core, m) {
   bind_values(m);
   bind_tensors(m);
   bind_weights(m);
+  bind_experts(m);
   bind_packed_files(m);
   bind_functions(m);
 }

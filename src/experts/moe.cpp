@@ -69,8 +69,13 @@ Status check_ids(const ConstTensorView& ids, std::int64_t tokens, std::int64_t t
 }  // namespace
 
 Result<MoePlan> MoePlan::make(const PackedExperts& gate_up, const PackedExperts& down, const MoeSpec& spec,
-                              const PlanOptions& options) try {
-  LinearSpec first = gate_up.spec(), second = down.spec();
+                              const PlanOptions& options) {
+  return make(gate_up, gate_up.spec(), down, down.spec(), spec, options);
+}
+
+Result<MoePlan> MoePlan::make(const PackedExperts& gate_up, const LinearSpec& gate_up_spec, const PackedExperts& down,
+                              const LinearSpec& down_spec, const MoeSpec& spec, const PlanOptions& options) try {
+  LinearSpec first = gate_up_spec, second = down_spec;
   NIBBLE_RETURN_IF_ERROR(check_sizes({{"tokens_max", spec.tokens_max}, {"top_k", spec.top_k}}));
   const std::int64_t hidden = first.epilogue.columns(gate_up.n());
   if (gate_up.count() != down.count() || hidden != down.k())

@@ -40,6 +40,8 @@ std::string difference(const Facts& a, const Facts& b) {
 
 std::string context(std::int64_t expert) { return fmt::format("expert {}", expert); }
 
+Facts facts_of(const PackedWeight& weight) { return {weight.desc(), weight.has_bias()}; }
+
 }  // namespace
 
 std::size_t PackedExperts::nbytes() const { return experts_.size() * experts_.front().bytes().size(); }
@@ -78,6 +80,26 @@ Result<PackedExperts> pack_experts(std::int64_t count, const std::function<Resul
     experts.emplace_back(std::move(data), spec);
   }
   return PackedExperts(std::move(experts));
+} catch (...) {
+  return caught();
+}
+
+Result<PackedExperts> experts_of(std::vector<PackedWeight> weights) try {
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"experts", std::ssize(weights)}}));
+  const PackedWeight& first = weights.front();
+  if (!std::holds_alternative<LinearSpec>(first.spec()))
+    return error(StatusCode::invalid_argument, "expert 0 was packed for a convolution");
+  for (std::size_t e = 0; e < weights.size(); ++e) {
+    const PackedWeight& weight = weights[e];
+    if (weight.backend() != Backend::cpu)
+      return error(StatusCode::unsupported, "expert {} is in device memory; layers of experts run in host memory only", e);
+    if (const std::string what = difference(facts_of(first), facts_of(weight)); !what.empty())
+      return error(StatusCode::invalid_argument, "experts 0 and {} differ: {}", e, what);
+    if (weight.layout() != first.layout() || weight.spec() != first.spec())
+      return error(StatusCode::invalid_argument, "experts 0 and {} were packed for other specifications or layouts ({} and {})",
+                   e, first.layout(), weight.layout());
+  }
+  return PackedExperts(std::move(weights));
 } catch (...) {
   return caught();
 }

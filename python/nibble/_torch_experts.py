@@ -1,0 +1,142 @@
+"""The experts of transformers' models on nibble's kernels; nibble.torch has what is public."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import nibble
+from nibble import experts as ex
+from nibble import torch as nt
+from nibble.errors import InvalidArgument, Unsupported
+
+__all__ = ["QuantExperts"]
+
+
+def _moe(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, n: int, activation: str) -> Tensor:
+    if ids.shape[-1] == 0 or x.numel() == 0:
+        return x.new_zeros((*x.shape[:-1], n))
+    ids = ids.masked_fill(ids >= gate_up.shape[0], -1).to(torch.int32)  # those of other processes, as transformers has them
+    return ex.moe(x.contiguous(), ids, weights.float(), _experts(gate_up), _experts(down), activation=activation)
+
+
+def _fake_moe(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, n: int, activation: str) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n))
+
+
+nt._operator("moe(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor down, int n, str activation) -> Tensor", _moe, _fake_moe)
+
+
+# By the address of the first: the weights that were found there, and their experts.
+_bound: dict[int, tuple[tuple[Any, ...], ex.PackedExperts]] = {}
+
+
+def _experts(packed: Tensor) -> ex.PackedExperts:
+    """The experts of [E, bytes], a packed weight in each row."""
+    weights = tuple(nt._weight(row) for row in packed.unbind())
+    found = _bound.get(packed.data_ptr())
+    if found is None or any(a is not b for a, b in zip(found[0], weights)):
+        found = _bound[packed.data_ptr()] = weights, ex.PackedExperts(weights)
+    return found[1]
+
+
+def _stacked(experts: ex.PackedExperts) -> Tensor:
+    """[E, bytes]: their headers are filled up to the length of the longest, so that rows are equally long."""
+    headers = [experts[e].header() for e in range(len(experts))]
+    size = max(map(len, headers))
+    packed = nt._host_bytes(len(headers) * (size + experts[0].nbytes)).view(len(headers), -1)
+    for e, header in enumerate(headers):
+        row, start = packed[e].numpy(), nibble._core.packed_prefix
+        row[:size] = ord(" ")
+        row[: len(header)] = np.frombuffer(header, np.uint8)
+        row[start - 8 : start] = np.frombuffer(size.to_bytes(8, "little"), np.uint8)
+        row[size:] = experts[e].bytes
+    return packed
+
+
+class QuantExperts(nn.Module):
+    """y = Σ_j top_k_weights[t,j] · expert_{top_k_index[t,j]}(x[t]): what takes the place of the experts of transformers' models.
+
+    gate_up, down: nibble.PackedExperts. activation: of the glu. The result has x's type. Experts have no gradient, and run on the CPU.
+    """
+
+    gate_up: Tensor
+    down: Tensor
+
+    def __init__(self, gate_up: ex.PackedExperts, down: ex.PackedExperts, activation: str = "silu") -> None:
+        super().__init__()
+        self.activation, self.num_experts = activation, len(gate_up)
+        self.hidden_size, self.out_size = gate_up.k, down.n
+        self.register_buffer("gate_up", _stacked(gate_up))
+        self.register_buffer("down", _stacked(down))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        device = fn(torch.empty(0)).device
+        if device.type != "cpu":
+            raise Unsupported(f"experts run on the CPU only, and the model is to move to {device}; convert it with skip='experts'")
+        return self  # bytes have no other type
+
+    def extra_repr(self) -> str:
+        first = _experts(self.gate_up)[0]
+        return f"{self.num_experts}, hidden_size={self.hidden_size}, scheme={first.scheme}, activation={self.activation}, layout={first.layout}"
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        return torch.ops.nibble.moe(
+            hidden_states, top_k_index, top_k_weights, self.gate_up, self.down, self.out_size, self.activation
+        )
+
+
+def _activation_of(module: nn.Module) -> tuple[str, dict[str, float]]:
+    """The activation of a module's glu by nibble's name, with the limits of a clamped one. Raises Unsupported for another one."""
+    if hasattr(module, "alpha") and hasattr(module, "limit"):
+        if not math.isclose(module.alpha, 1.702):
+            raise Unsupported(f"its glu is x·sigmoid({module.alpha}·x); nibble has 1.702")
+        return "quick_gelu", {"glu_limit": float(module.limit), "glu_offset": 1.0}
+    x = torch.linspace(-4, 4, 33)
+    wanted = module.act_fn(x)
+    for name, function in (("silu", nn.functional.silu), ("gelu_tanh", _gelu_tanh), ("gelu_erf", nn.functional.gelu)):
+        if torch.allclose(function(x), wanted, atol=1e-6):
+            return name, {}
+    raise Unsupported(f"its activation {type(module.act_fn).__name__} is none of silu, gelu_tanh and gelu_erf")
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return nn.functional.gelu(x, approximate="tanh")
+
+
+def are_experts(module: nn.Module) -> bool:
+    """Whether it has the experts of a layer in tensors of three dimensions, gate_up_proj and down_proj."""
+    return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in ("gate_up_proj", "down_proj"))
+
+
+def from_module(module: nn.Module, scheme: str) -> QuantExperts:
+    """Of experts that are floats, quantized one by one. Raises Unsupported for a layer that computes something else."""
+    # As transformers' use_experts_implementation() describes them.
+    transposed, by_turns = getattr(module, "is_transposed", False), not getattr(module, "is_concatenated", True)
+    if module.down_proj.device.type != "cpu":
+        raise Unsupported(f"its experts are on {module.down_proj.device}, and run on the CPU only")
+    if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
+        raise Unsupported("its experts have no gate, or a norm of their own")
+    activation, limits = _activation_of(module)
+    act_scheme, weight_scheme = nt._parts(scheme)
+
+    def quantized(name: str, apart: bool) -> Any:
+        weights, biases = getattr(module, name).detach(), getattr(module, name + "_bias", None)
+        for e, w in enumerate(weights):
+            w = w.T if transposed else w
+            bias = None if biases is None else biases[e].detach()
+            if apart:
+                w = torch.cat([w[::2], w[1::2]])
+                bias = None if bias is None else torch.cat([bias[::2], bias[1::2]])
+            q = nibble.quantize(w.contiguous(), weight_scheme)
+            yield q if bias is None else nt._replace(q, bias=bias)
+
+    gate_up = ex.pack_experts(quantized("gate_up_proj", by_turns), act_scheme=act_scheme, glu=True, **limits)
+    down = ex.pack_experts(quantized("down_proj", False), act_scheme=act_scheme)
+    if gate_up.n != 2 * down.k:
+        raise Unsupported(f"gate_up writes {gate_up.n} channels and down reads {down.k}, which is not half of them")
+    return QuantExperts(gate_up, down, activation)

@@ -1,0 +1,92 @@
+"""Mixture of experts: layers of the same sizes, of which every token goes through a few. On the CPU.
+
+    gate_up = nibble.pack_experts((nibble.join([gate, up]) for gate, up in layers), glu=True)
+    down = nibble.pack_experts(downs)
+    ids, weights = nibble.route(logits, top_k=8)
+    y = nibble.moe(x, ids, weights, gate_up, down)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence
+
+import nibble
+
+from . import _core
+
+Array = Any
+
+
+class PackedExperts:
+    """Packed weights of the same sizes, scheme, layout and specification; experts[e] is a PackedWeight."""
+
+    def __init__(self, weights: Sequence[nibble.PackedWeight]) -> None:
+        """Of weights in host memory, whose memory is kept. Raises InvalidArgument where they differ, with the expert and the values."""
+        self._weights = list(weights)
+        self._experts = _core.PackedExperts([weight._weight for weight in self._weights])
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __getitem__(self, expert: int) -> nibble.PackedWeight:
+        return self._weights[expert]
+
+    @property
+    def n(self) -> int:
+        """Output channels of each."""
+        return self._experts.n
+
+    @property
+    def k(self) -> int:
+        """Input channels of each."""
+        return self._experts.k
+
+    @property
+    def nbytes(self) -> int:
+        """Packed bytes of all."""
+        return self._experts.nbytes
+
+    def __repr__(self) -> str:
+        return f"PackedExperts({len(self)} of W[{self.n},{self.k}], scheme={self[0].scheme!r}, layout={self[0].layout!r})"
+
+
+def pack_experts(experts: Iterable[nibble.QuantTensor], **spec: Any) -> PackedExperts:
+    """Packs each expert as nibble.pack() does, all in the layout of the first; of an iterator no more than one is in memory unpacked.
+
+    spec: what nibble.pack() takes, for gate_up with glu=True. Raises InvalidArgument without experts or where they differ, and what
+    nibble.pack() does.
+    """
+    weights: list[nibble.PackedWeight] = []
+    for q in experts:
+        weights.append(nibble.pack(q, **spec))
+        spec["layout"] = weights[0].layout
+    return PackedExperts(weights)
+
+
+def moe(
+    x: Array, ids: Array, weights: Array, gate_up: PackedExperts, down: PackedExperts, *, activation: str = "silu",
+    residual: Array | None = None, out_dtype: Any = None, out: Array | None = None, kernel: str = "",
+) -> Array:  # fmt: skip
+    """y[t] = Σ_j weights[t,j] · down_e(glu(gate_up_e(x[t]))) + residual[t], with e = ids[t,j]: added in float32 in the order of j.
+
+    x: f32, f16 or bf16 [..., K]. ids: int32 [..., top_k], the experts of a token, each at most once; -1: none. weights: float32, of the
+    same shape. gate_up was packed with glu=True; then activation is that of its first half. A layer without a gate is packed without
+    it. residual: [..., N]. out_dtype: f32, f16 or bf16, by default that of x, which the result between the two layers has, too.
+    out: written and returned. kernel: force one by name.
+    Raises InvalidArgument with the values that do not fit; nothing has been written then.
+    """
+    return _core.moe(gate_up._experts, down._experts, x, ids, weights, activation, residual, out_dtype, out, kernel)
+
+
+def route(
+    logits: Array, top_k: int, *, bias: Array | None = None, score: str = "softmax", normalize: bool = True, groups: int = 1,
+    top_groups: int = 1, scale: float = 1.0,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The top_k experts of each token, the best first, of equals the lower number: (ids, int32 [..., top_k]; weights, float32).
+
+    logits: f32, f16 or bf16 [..., E]; NaN counts as -infinity. score: "softmax" over all experts, or "sigmoid" of each. bias: float32 [E],
+    added to scores for the choice only (DeepSeek-V3). normalize: weights are divided by their sum. groups, top_groups: experts form equal
+    groups, of which those are kept whose two best choices have the largest sum. scale: multiplies all weights.
+    Raises InvalidArgument with the values that do not fit.
+    """
+    return _core.route(logits, bias, top_k, score, normalize, groups, top_groups, scale)

@@ -103,6 +103,24 @@ def test_convolutions(rng):
     assert distance(y, exact) < 0.2 and layer(x).shape == (2, 32, 4, 4)
 
 
+def test_experts(rng):
+    gates, ups = (rng.standard_normal((4, 64, 128), dtype=np.float32) for _ in range(2))
+    downs, x, logits = (rng.standard_normal(shape, dtype=np.float32) for shape in ((4, 128, 64), (3, 128), (3, 4)))
+    # docs: begin experts
+    parts = ([nibble.quantize(w, "u8b128g64") for w in pair] for pair in zip(gates, ups))
+    gate_up = nibble.pack_experts(map(nibble.join, parts), glu=True)  # one expert at a time is in memory unpacked
+    down = nibble.pack_experts(nibble.quantize(w, "u8b128g64") for w in downs)
+    ids, weights = nibble.route(logits, top_k=2)  # softmax over all, normalized over the chosen
+    y = nibble.moe(x, ids, weights, gate_up, down, activation="silu")
+    # docs: end experts
+    exact = np.zeros_like(y)
+    for t, row in enumerate(x):
+        for e, weight in zip(ids[t], weights[t]):
+            gate = gates[e] @ row
+            exact[t] += weight * (downs[e] @ (gate / (1 + np.exp(-gate)) * (ups[e] @ row)))
+    assert distance(y, exact) < 0.03
+
+
 def test_whole_checkpoints():
     q = nibble.open("Llama-3-8B-AWQ").read("model.layers.0.mlp.down_proj")
     awq = pathlib.Path("Llama-3-8B-AWQ")

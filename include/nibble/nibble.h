@@ -194,8 +194,11 @@ typedef struct nib_qtensor nib_qtensor;         /* a quantized matrix in canonic
 typedef struct nib_weight nib_weight;           /* the same, packed in the byte order that its kernels read */
 typedef struct nib_packed_file nib_packed_file; /* packed weights in a file, which stays open and memory-mapped. Since 1.2 */
 typedef struct nib_plan nib_plan; /* the kernels to run, for one shape and scheme, every M up to a limit, and one GPU */
-typedef struct nib_plan_cache nib_plan_cache; /* plans by what they are for, shared by layers. Since 1.2 */
-typedef struct nib_gpu_memory nib_gpu_memory; /* bytes on the GPU */
+typedef struct nib_plan_cache nib_plan_cache;     /* plans by what they are for, shared by layers. Since 1.2 */
+typedef struct nib_experts nib_experts;           /* packed weights of the experts of a layer. Since 1.2 */
+typedef struct nib_grouped_plan nib_grouped_plan; /* a product of rows that are sorted by expert. Since 1.2 */
+typedef struct nib_moe_plan nib_moe_plan;         /* a layer of experts. Since 1.2 */
+typedef struct nib_gpu_memory nib_gpu_memory;     /* bytes on the GPU */
 
 /* ---- The library ----------------------------------------------------------------------------------------------------------- */
 
@@ -787,6 +790,109 @@ typedef struct nib_operands {
  * Errors: invalid_argument with what does not fit; nothing has been written then. */
 NIB_API nib_status nib_plan_run(const nib_plan* plan, const nib_weight* weight, const nib_operands* operands, void* workspace,
                                 size_t workspace_bytes, void* stream);
+
+/* ---- Mixture of experts, since 1.2 ----------------------------------------------------------------------------------------- */
+
+/* E layers of the same sizes, of which every token goes through a few. In host memory: all views, and D is written on return. */
+
+/* Packs `count` experts, E, for a specification as nib_pack does one weight: desc->linear is that of an expert, whose m_max is the most
+ * tokens of a call. desc may be NULL. Errors: invalid_argument without experts, or where they differ in sizes, scheme or types, with the
+ * expert and the values; unsupported for NIB_CUDA and for convolutions; otherwise as nib_pack. */
+NIB_API nib_status nib_pack_experts(const nib_qtensor* const* q, size_t count, const nib_pack_desc* desc, nib_experts** experts);
+/* Makes a handle of expert `index`: a weight like any other, which shares the bytes. Errors: invalid_argument when there are not so
+ * many. */
+NIB_API nib_status nib_experts_weight(const nib_experts* experts, size_t index, nib_weight** weight);
+NIB_API nib_status nib_experts_destroy(nib_experts* experts);
+
+/* Makes a plan of D = epilogue(A · W_eᵀ), where each row has its expert e. desc: of an expert, with the most rows of all experts together
+ * as m_max; NULL: for what the experts were packed for. Of the operands of its epilogue, those with a row for each of A's are taken
+ * (row_scale, gate, residual, and a_scale and a_zero of a quantized A), and biases are the experts' own. Errors: as nib_plan_linear;
+ * unsupported for other operands. */
+NIB_API nib_status nib_plan_grouped(const nib_experts* experts, const nib_linear_desc* desc, const nib_plan_options* options,
+                                    nib_grouped_plan** plan);
+/* Bytes of scratch memory that nib_grouped_plan_run needs, of any alignment. */
+NIB_API nib_status nib_grouped_plan_workspace_size(const nib_grouped_plan* plan, size_t* bytes);
+/* nib_plan_explain of the plan of an expert's rows. */
+NIB_API nib_status nib_grouped_plan_explain(const nib_grouped_plan* plan, char** text);
+NIB_API nib_status nib_grouped_plan_destroy(nib_grouped_plan* plan);
+
+/* Which rows of A go through which expert: offsets, with rows or without, or counts alone; the others are NULL. */
+typedef struct nib_expert_rows {
+  size_t struct_size;
+  /* s32 [E+1], rising from 0 to R: rows offsets[e] ... offsets[e+1] − 1 of A [R,K] and D [R,N] are expert e's. */
+  const nib_view* offsets;
+  /* s32 [E]: A is [E,R,K] and D [E,R,N], of which the first counts[e] rows of expert e are read and written. */
+  const nib_view* counts;
+  /* s32 [R], with offsets and a float A: row i of the sorted order is row rows[i] of A, which may have any number of rows, and row i of D. */
+  const nib_view* rows;
+} nib_expert_rows;
+
+/* Runs it. The bias of `operands` is ignored, and `stream` is NULL. Errors: invalid_argument with the values that do not fit;
+ * nothing has been written then. */
+NIB_API nib_status nib_grouped_plan_run(const nib_grouped_plan* plan, const nib_experts* experts, const nib_expert_rows* rows,
+                                        const nib_operands* operands, void* workspace, size_t workspace_bytes, void* stream);
+
+/* A layer of experts. The types between its products are those that the experts were packed for. */
+typedef struct nib_moe_desc {
+  size_t struct_size;
+  int64_t tokens_max; /* the plan serves every number of tokens T in [1, tokens_max]; 0: 1 */
+  int64_t top_k;      /* experts of a token, 1 ... E; 0: 1 */
+  nib_dtype out;      /* of D: f32 (the default), f16 or bf16 */
+  int32_t residual;   /* not 0: nib_moe_operands.residual is added last */
+} nib_moe_desc;
+
+/* Makes a plan of D[t] = Σ_j weights[t,j] · down_e(glu(gate_up_e(x[t]))) + residual[t], with e = ids[t,j]: added in f32 in the order of j.
+ * The products are planned for the specifications that the experts were packed for; the results of `down` are f32. Errors:
+ * invalid_argument where the two do not fit each other, with the values; otherwise as nib_plan_linear. */
+NIB_API nib_status nib_plan_moe(const nib_experts* gate_up, const nib_experts* down, const nib_moe_desc* desc,
+                                const nib_plan_options* options, nib_moe_plan** plan);
+/* Bytes of scratch memory that nib_moe_plan_run needs, of any alignment. */
+NIB_API nib_status nib_moe_plan_workspace_size(const nib_moe_plan* plan, size_t* bytes);
+/* nib_plan_explain of the two plans of an expert's rows, after lines with their names, "gate_up" and "down". */
+NIB_API nib_status nib_moe_plan_explain(const nib_moe_plan* plan, char** text);
+NIB_API nib_status nib_moe_plan_destroy(nib_moe_plan* plan);
+
+/* What a run of a layer of experts reads and writes. */
+typedef struct nib_moe_operands {
+  size_t struct_size;
+  const nib_context* context; /* NULL: the process-wide pool */
+  const nib_view* x;          /* [T,K] of the type that gate_up was packed for, last stride 1 */
+  const nib_view* d;          /* [T,N], last stride 1; written */
+  const nib_view* ids;        /* s32 [T,top_k], any strides: the experts of a token, each at most once; −1: none */
+  const nib_view* weights;    /* f32 [T,top_k], any strides: what their results are multiplied by */
+  const nib_view* residual;   /* f32, f16 or bf16 [T,N], with nib_moe_desc.residual */
+} nib_moe_operands;
+
+/* Runs it; `stream` is NULL. Errors: invalid_argument with the values that do not fit, ids included; nothing has been written then. */
+NIB_API nib_status nib_moe_plan_run(const nib_moe_plan* plan, const nib_experts* gate_up, const nib_experts* down,
+                                    const nib_moe_operands* operands, void* workspace, size_t workspace_bytes, void* stream);
+
+/* How the logits of a router become scores. */
+typedef int32_t nib_route_score;
+enum {
+  NIB_ROUTE_SOFTMAX = 0, /* over all experts */
+  NIB_ROUTE_SIGMOID = 1  /* of each */
+};
+
+/* The rule of a router, what it reads and writes. */
+typedef struct nib_route_desc {
+  size_t struct_size;
+  const nib_context* context; /* NULL: the process-wide pool */
+  int64_t top_k;              /* experts of a token, 1 ... those of the groups that are kept; 0: 1 */
+  int64_t groups, top_groups; /* 0: 1. Experts form equal groups; kept are those whose two best choices have the largest sums */
+  nib_route_score score;      /* softmax or sigmoid */
+  int32_t unnormalized;       /* not 0: weights are the scores; else the scores divided by their sum */
+  float scale;                /* multiplies all weights, last; 0: 1 */
+  int32_t reserved;
+  const nib_view* logits;  /* f32, f16 or bf16 [T,E], last stride 1; NaN counts as −∞ */
+  const nib_view* bias;    /* f32 [E], dense; NULL: none */
+  const nib_view* ids;     /* written: s32 [T,top_k], any strides */
+  const nib_view* weights; /* written: f32 [T,top_k], any strides */
+} nib_route_desc;
+
+/* Chooses the top_k experts of each token, the best first, of equals the lower number. A choice is made by score + bias, and weights are
+ * scores without it. Errors: invalid_argument with the values that do not fit; nothing has been written then. */
+NIB_API nib_status nib_route(const nib_route_desc* routing);
 
 /* ---- Other operators ------------------------------------------------------------------------------------------------------- */
 

@@ -194,6 +194,21 @@ struct Threads {
 /// The threads of a context; null: the process-wide pool, which is null here too.
 Result<Executor*> executor(const nib_context* context);
 
+// ---- Plans ----
+
+Result<PackOptions> pack_options(const nib_pack_desc& desc);
+Result<LinearSpec> linear_spec(const nib_linear_desc* given);
+/// The linear layers that a weight is packed for.
+Result<LinearSpec> packed_linear_spec(const nib_pack_desc& desc);
+Result<PlanOptions> plan_options(const nib_plan_options* given);
+std::string explanation_text(const Explanation& explanation);
+
+/// What a run reads beside A.
+Result<Operands> plan_operands(const nib_operands& operands);
+Result<std::span<std::byte>> scratch_memory(void* workspace, size_t bytes);
+/// Ok when a run in host memory has no stream.
+Status without_stream(const void* stream);
+
 }  // namespace nibble::c_api
 
 // The handles. A magic number is its name in ASCII.
@@ -245,6 +260,24 @@ struct nib_plan : nibble::c_api::Boxed<nib_plan, nibble::Plan> {
 struct nib_plan_cache : nibble::c_api::Boxed<nib_plan_cache, nibble::PlanCache> {
   static constexpr std::uint32_t kMagic = 0x4e504c43;  // NPLC
   static constexpr std::string_view kName = "nib_plan_cache";
+  using Boxed::Boxed;
+};
+
+struct nib_experts : nibble::c_api::Boxed<nib_experts, nibble::PackedExperts> {
+  static constexpr std::uint32_t kMagic = 0x4e455850;  // NEXP
+  static constexpr std::string_view kName = "nib_experts";
+  using Boxed::Boxed;
+};
+
+struct nib_grouped_plan : nibble::c_api::Boxed<nib_grouped_plan, nibble::GroupedPlan> {
+  static constexpr std::uint32_t kMagic = 0x4e475250;  // NGRP
+  static constexpr std::string_view kName = "nib_grouped_plan";
+  using Boxed::Boxed;
+};
+
+struct nib_moe_plan : nibble::c_api::Boxed<nib_moe_plan, nibble::MoePlan> {
+  static constexpr std::uint32_t kMagic = 0x4e4d4f45;  // NMOE
+  static constexpr std::string_view kName = "nib_moe_plan";
   using Boxed::Boxed;
 };
 

@@ -4,7 +4,6 @@
 using namespace nibble;
 
 namespace nibble::c_api {
-namespace {
 
 Result<PackOptions> pack_options(const nib_pack_desc& desc) {
   PackOptions options;
@@ -14,6 +13,8 @@ Result<PackOptions> pack_options(const nib_pack_desc& desc) {
   NIBBLE_ASSIGN_OR_RETURN(options.backend, backend(desc.backend));
   return options;
 }
+
+namespace {
 
 Result<EpilogueSpec> epilogue_spec(const nib_epilogue* given) {
   NIBBLE_ASSIGN_OR_RETURN(const nib_epilogue e, read("nib_epilogue", given, true));
@@ -58,6 +59,8 @@ Result<NormSpec> norm_spec(const nib_norm* given) {
                   .add = (norm.parts & NIB_NORM_ADD) != 0};
 }
 
+}  // namespace
+
 Result<LinearSpec> linear_spec(const nib_linear_desc* given) {
   NIBBLE_ASSIGN_OR_RETURN(const nib_linear_desc desc, read("nib_linear_desc", given, true));
   LinearSpec spec;
@@ -69,6 +72,13 @@ Result<LinearSpec> linear_spec(const nib_linear_desc* given) {
   NIBBLE_ASSIGN_OR_RETURN(spec.norm, norm_spec(desc.norm));
   return spec;
 }
+
+Result<LinearSpec> packed_linear_spec(const nib_pack_desc& desc) {
+  constexpr std::int64_t kTokens = std::int64_t{1} << 13;
+  return desc.linear == nullptr ? LinearSpec{.m_max = kTokens} : linear_spec(desc.linear);
+}
+
+namespace {
 
 /// The specification of a convolution with the weight W[n,k] of this filter.
 Result<ConvSpec> conv_spec(std::int64_t n, std::int64_t k, Extent filter, const nib_conv_desc* given) {
@@ -95,6 +105,8 @@ Result<ConvSpec> conv_spec(std::int64_t n, std::int64_t k, Extent filter, const 
   NIBBLE_ASSIGN_OR_RETURN(spec.accumulation, accumulation("nib_conv_desc.accumulation", desc.accumulation));
   return spec;
 }
+
+}  // namespace
 
 Result<PlanOptions> plan_options(const nib_plan_options* given) {
   NIBBLE_ASSIGN_OR_RETURN(const nib_plan_options desc, read("nib_plan_options", given, true));
@@ -125,15 +137,17 @@ std::string explanation_text(const Explanation& explanation) {
   return text;
 }
 
-Status execute(const nib_plan* plan_handle, const nib_weight* weight_handle, const nib_operands* given, void* workspace,
-               size_t workspace_bytes, void* stream) {
-  NIBBLE_ASSIGN_OR_RETURN(const Plan* plan, open(plan_handle));
-  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* weight, open(weight_handle));
-  NIBBLE_ASSIGN_OR_RETURN(const nib_operands operands, read("nib_operands", given));
-  if (workspace == nullptr && workspace_bytes != 0)
-    return error(StatusCode::invalid_argument, "the workspace of {} bytes is NULL", workspace_bytes);
-  NIBBLE_ASSIGN_OR_RETURN(const TensorView a, view("a", operands.a));
-  NIBBLE_ASSIGN_OR_RETURN(const TensorView d, view("d", operands.d));
+Result<std::span<std::byte>> scratch_memory(void* workspace, size_t bytes) {
+  if (workspace == nullptr && bytes != 0) return error(StatusCode::invalid_argument, "the workspace of {} bytes is NULL", bytes);
+  return std::span(static_cast<std::byte*>(workspace), bytes);
+}
+
+Status without_stream(const void* stream) {
+  if (stream == nullptr) return {};
+  return error(StatusCode::invalid_argument, "the weight is in host memory, where nothing is enqueued: pass NULL for the stream");
+}
+
+Result<Operands> plan_operands(const nib_operands& operands) {
   Operands args;
   NIBBLE_ASSIGN_OR_RETURN(args.a_scale, view("a_scale", operands.a_scale));
   NIBBLE_ASSIGN_OR_RETURN(args.a_zero, view("a_zero", operands.a_zero));
@@ -152,11 +166,22 @@ Status execute(const nib_plan* plan_handle, const nib_weight* weight_handle, con
   if (operands.next != nullptr) {
     NIBBLE_ASSIGN_OR_RETURN(args.next, open(operands.next));
   }
-  const std::span<std::byte> scratch(static_cast<std::byte*>(workspace), workspace_bytes);
+  return args;
+}
+
+namespace {
+
+Status execute(const nib_plan* plan_handle, const nib_weight* weight_handle, const nib_operands* given, void* workspace,
+               size_t workspace_bytes, void* stream) {
+  NIBBLE_ASSIGN_OR_RETURN(const Plan* plan, open(plan_handle));
+  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* weight, open(weight_handle));
+  NIBBLE_ASSIGN_OR_RETURN(const nib_operands operands, read("nib_operands", given));
+  NIBBLE_ASSIGN_OR_RETURN(const std::span<std::byte> scratch, scratch_memory(workspace, workspace_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(const TensorView a, view("a", operands.a));
+  NIBBLE_ASSIGN_OR_RETURN(const TensorView d, view("d", operands.d));
+  NIBBLE_ASSIGN_OR_RETURN(const Operands args, plan_operands(operands));
   if (weight->backend() == Backend::cuda) return plan->run(*weight, a, d, args, scratch, Stream{stream});
-  if (stream != nullptr)
-    return error(StatusCode::invalid_argument,
-                 "the weight is in host memory, where nothing is enqueued: pass NULL for the stream");
+  NIBBLE_RETURN_IF_ERROR(without_stream(stream));
   NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(operands.context));
   return plan->run(*weight, a, d, args, scratch, threads);
 }
@@ -214,15 +239,13 @@ Status dequantize_tensors(const nib_checkpoint_tensors* given, const nib_view* t
 
 /// The plans that W[n,k] of this filter is packed for.
 Result<PackedWeight::Spec> packed_spec(std::int64_t n, std::int64_t k, Extent filter, const nib_pack_desc& desc) {
-  constexpr std::int64_t kTokens = std::int64_t{1} << 13;
   if (desc.linear != nullptr && desc.conv != nullptr)
     return error(StatusCode::invalid_argument, "nib_pack_desc has both linear and conv: a weight is packed for one of them");
   if (desc.conv != nullptr) {
     NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(n, k, filter, desc.conv));
     return PackedWeight::Spec(spec);
   }
-  if (desc.linear == nullptr) return PackedWeight::Spec(LinearSpec{.m_max = kTokens});
-  NIBBLE_ASSIGN_OR_RETURN(const LinearSpec spec, linear_spec(desc.linear));
+  NIBBLE_ASSIGN_OR_RETURN(const LinearSpec spec, packed_linear_spec(desc));
   return PackedWeight::Spec(spec);
 }
 

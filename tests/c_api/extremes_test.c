@@ -236,6 +236,89 @@ static void test_plans(void) {
   nib_qtensor_destroy(kernel);
 }
 
+static nib_experts* make_experts(int64_t n, int64_t k) {
+  nib_qtensor_desc desc = SIZED(nib_qtensor_desc);
+  desc.scheme = "u4b8g32";
+  desc.n = n, desc.k = k;
+  desc.codes = nib_matrix(codes, NIB_U8, n, k);
+  desc.scales = nib_matrix(scales, NIB_F32, n, k / 32);
+  nib_qtensor* q = NULL;
+  CHECK(nib_qtensor_create(&desc, &q) == NIB_OK);
+  const nib_qtensor* const both[] = {q, q};
+  nib_experts *experts = NULL, *none = NULL;
+  CHECK(nib_pack_experts(both, 2, NULL, &experts) == NIB_OK);
+  refused(nib_pack_experts(both, SIZE_MAX, NULL, &none));
+  nib_weight* weight = NULL;
+  refused(nib_experts_weight(experts, SIZE_MAX, &weight));
+  nib_qtensor_destroy(q);
+  return experts;
+}
+
+static void test_experts(void) {
+  enum { TOKENS = 2, WIDTH = 32, HIDDEN = 64 };
+  static char workspace[1 << 16];
+  static int32_t ids[TOKENS * 2];
+  static const int32_t offsets[] = {0, 1, TOKENS};
+  nib_experts *gate_up = make_experts(HIDDEN, WIDTH), *down = make_experts(WIDTH, HIDDEN);
+  nib_grouped_plan* grouped = NULL;
+  nib_moe_plan* layer = NULL;
+  int planned = 0;
+  for (int i = 0; i < ROUNDS; ++i) {
+    nib_linear_desc linear = SIZED(nib_linear_desc);
+    linear.m_max = any();
+    nib_moe_desc desc = SIZED(nib_moe_desc);
+    desc.tokens_max = any(), desc.top_k = mostly(2);
+    nib_plan_options options = SIZED(nib_plan_options);
+    options.threads = (int32_t)mostly(2);
+    size_t bytes = 0;
+    nib_status status = nib_plan_grouped(down, &linear, &options, &grouped);
+    CHECK((status == NIB_OK) == (grouped != NULL));
+    if (status != NIB_OK)
+      refused(status);
+    else
+      CHECK(nib_grouped_plan_workspace_size(grouped, &bytes) == NIB_OK && bytes < (size_t)1 << 60);
+    nib_grouped_plan_destroy(grouped), grouped = NULL;
+    status = nib_plan_moe(gate_up, down, &desc, &options, &layer);
+    CHECK((status == NIB_OK) == (layer != NULL));
+    if (status != NIB_OK)
+      refused(status);
+    else
+      CHECK(nib_moe_plan_workspace_size(layer, &bytes) == NIB_OK && bytes < (size_t)1 << 60);
+    planned += status == NIB_OK;
+    nib_moe_plan_destroy(layer), layer = NULL;
+  }
+  CHECK(planned > 10);
+
+  nib_linear_desc two = SIZED(nib_linear_desc);
+  nib_moe_desc few = SIZED(nib_moe_desc);
+  two.m_max = few.tokens_max = few.top_k = TOKENS;
+  CHECK(nib_plan_grouped(down, &two, NULL, &grouped) == NIB_OK && nib_plan_moe(gate_up, down, &few, NULL, &layer) == NIB_OK);
+  for (int i = 0; i < ROUNDS; ++i) {
+    const nib_view a = odd_view(x, NIB_F32, TOKENS, HIDDEN), d = odd_view(y, NIB_F32, TOKENS, WIDTH),
+                   sorted = nib_vector(offsets, NIB_S32, 3), odd_ids = odd_view(ids, NIB_S32, TOKENS, 2),
+                   weights = odd_view(y, NIB_F32, TOKENS, 2), logits = odd_view(x, NIB_F32, TOKENS, 2),
+                   sound = nib_matrix(x, NIB_F32, TOKENS, 2), tokens = nib_matrix(x, NIB_F32, TOKENS, WIDTH),
+                   results = nib_matrix(y, NIB_F32, TOKENS, WIDTH), chosen = nib_matrix(ids, NIB_S32, TOKENS, 2);
+    nib_operands operands = SIZED(nib_operands);
+    operands.a = &a, operands.d = &d;
+    nib_expert_rows rows = SIZED(nib_expert_rows);
+    rows.offsets = &sorted;
+    refused(nib_grouped_plan_run(grouped, down, &rows, &operands, workspace, sizeof workspace, NULL));
+    nib_moe_operands moe = SIZED(nib_moe_operands);
+    moe.x = &tokens, moe.d = &results;
+    moe.ids = draw(2) ? &odd_ids : &chosen, moe.weights = &weights;
+    refused(nib_moe_plan_run(layer, gate_up, down, &moe, workspace, sizeof workspace, NULL));
+    nib_route_desc routing = SIZED(nib_route_desc);
+    routing.logits = draw(2) ? &logits : &sound, routing.ids = &chosen, routing.weights = &weights;
+    routing.top_k = mostly(2), routing.groups = mostly(1), routing.top_groups = mostly(1);
+    refused(nib_route(&routing));
+  }
+  nib_grouped_plan_destroy(grouped);
+  nib_moe_plan_destroy(layer);
+  nib_experts_destroy(gate_up);
+  nib_experts_destroy(down);
+}
+
 static void test_memory(void) {
   nib_gpu_memory* memory = NULL;
   CHECK(nib_gpu_memory_create(SIZE_MAX, &memory) != NIB_OK && memory == NULL);
@@ -245,6 +328,7 @@ int main(void) {
   for (int i = 0; i < N * G; ++i) scales[i] = 0.5f;
   test_matrices();
   test_plans();
+  test_experts();
   test_memory();
   printf("%d failures\n", failures);
   return failures != 0;

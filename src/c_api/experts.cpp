@@ -20,8 +20,7 @@ Status run_grouped(const nib_grouped_plan* plan_handle, const nib_experts* exper
   NIBBLE_ASSIGN_OR_RETURN(rows.offsets, view("offsets", described.offsets));
   NIBBLE_ASSIGN_OR_RETURN(rows.counts, view("counts", described.counts));
   NIBBLE_ASSIGN_OR_RETURN(rows.rows, view("rows", described.rows));
-  NIBBLE_ASSIGN_OR_RETURN(Operands args, plan_operands(operands));
-  args.bias = {};  // the experts have their own
+  NIBBLE_ASSIGN_OR_RETURN(const Operands args, plan_operands(operands));
   NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(operands.context));
   return plan->run(*experts, a, rows, d, args, scratch, threads);
 }

@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "core/sizes.hpp"
+#include "epilogue/epilogue.hpp"
 #include "experts/check.hpp"
 #include "experts/shares.hpp"
 #include "nibble/experts.hpp"
@@ -91,19 +92,23 @@ Result<std::int64_t> check_rows(const ExpertRows& rows, std::int64_t experts, co
   return all;
 }
 
-/// Operands that have a row for each of A's have as many as D.
-Status check_operand_rows(const EpilogueSpec& spec, const Operands& operands, const ConstTensorView& a, std::int64_t rows) {
-  const std::pair<bool, std::pair<std::string_view, const ConstTensorView*>> parts[] = {
-      {spec.row_scale, {"row_scale", &operands.row_scale}},
-      {spec.gate, {"gate", &operands.gate}},
-      {spec.residual, {"residual", &operands.residual}},
-      {!is_compute_float(a.dtype), {"a_scale", &operands.a_scale}},
-      {!is_compute_float(a.dtype) && !operands.a_zero.empty(), {"a_zero", &operands.a_zero}}};
-  for (const auto& [needed, part] : parts) {
-    const auto& [what, view] = part;
-    if (needed && !view->empty() && view->dim(0) != rows && !(view->rank == 1 && view->dim(0) == 1))
-      return error(StatusCode::invalid_argument, "{} has {} rows, A has {}", what, view->dim(0), rows);
-  }
+/// Whatever a run of one expert would refuse is refused before any has run: operands have as many rows as A, which with counts none has.
+Status check_row_operands(const LinearSpec& spec, const Operands& operands, const TensorView& d, bool padded, std::int64_t rows) {
+  EpilogueSpec epilogue = spec.epilogue;
+  if (epilogue.bias && !operands.bias.empty())
+    return error(StatusCode::invalid_argument,
+                 "bias is the same for all experts: leave it absent, and pack experts with their own");
+  epilogue.bias = false;
+  if (padded && (epilogue.row_scale || epilogue.gate || epilogue.residual))
+    return error(StatusCode::invalid_argument, "counts go with no row_scale, gate and residual: sort the rows, and give offsets");
+  if (!padded && rows > 0) NIBBLE_RETURN_IF_ERROR(epilogue::check_args(epilogue, operands, d));
+  if (is_compute_float(spec.a_dtype)) return {};
+  const std::pair<std::string_view, const ConstTensorView*> parts[] = {{"a_scale", &operands.a_scale},
+                                                                       {"a_zero", &operands.a_zero}};
+  for (const auto& [what, view] : parts)
+    if (!view->empty() && !(view->rank == 1 && view->dim(0) == 1) && (padded || view->dim(0) != rows))
+      return error(StatusCode::invalid_argument, "{} has {} rows, A has {}; with counts it is of all rows, [1]", what,
+                   view->dim(0), rows);
   return {};
 }
 
@@ -132,7 +137,7 @@ Status GroupedPlan::run(const PackedExperts& experts, const ConstTensorView& a, 
   NIBBLE_RETURN_IF_ERROR(experts::check_experts(experts, impl.experts, impl.n, impl.k));
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t all, check_rows(rows, impl.experts, a, d, impl));
   const bool padded = !rows.counts.empty();
-  if (!padded) NIBBLE_RETURN_IF_ERROR(check_operand_rows(impl.spec.epilogue, operands, a, all));
+  NIBBLE_RETURN_IF_ERROR(check_row_operands(impl.spec, operands, d, padded, all));
   NIBBLE_ASSIGN_OR_RETURN(experts::Arena arena, experts::Arena::of(workspace, workspace_bytes()));
   const std::span<Share> shares = arena.take<Share>(static_cast<std::size_t>(impl.experts));
   std::byte* const gathered = arena.take<std::byte>(impl.gathered_bytes()).data();

@@ -361,5 +361,40 @@ TEST(Grouped, RefusesRowsThatDoNotFit) {
   EXPECT_THAT(GroupedPlan::make(*experts, {.epilogue = {.col_scale = true}}).status().message(), HasSubstr("col_scale"));
 }
 
+/// Operands that the rows of one expert fit and those of another do not.
+TEST(Grouped, RefusesOperandsBeforeAnyExpertRuns) {
+  constexpr std::int64_t kExperts = 3, kN = 16, kK = 64, kRows = 7, kMost = 4;
+  const auto experts = pack_experts(weights_of("u4zg32", kExperts, kN, kK, 1, {.bias = true}), LinearSpec{.m_max = kRows});
+  ASSERT_TRUE(experts.ok());
+  const std::vector<std::int32_t> counts{4, 2, 1}, offsets{0, 4, 6, 7};
+  std::vector<float> a(kExperts * kMost * kK, 1.0f), d(kExperts * kMost * kN, 7.0f), operand(2 * kRows * kN, 1.0f);
+  const auto message = [&](const EpilogueSpec& epilogue, const Operands& operands, bool padded) {
+    const auto plan = GroupedPlan::make(*experts, {.m_max = kRows, .epilogue = epilogue});
+    EXPECT_TRUE(plan.ok());
+    std::vector<std::byte> workspace(plan->workspace_bytes());
+    const ConstTensorView a_view =
+        padded ? ConstTensorView(a.data(), {kExperts, kMost, kK}) : ConstTensorView(a.data(), {kRows, kK});
+    const TensorView d_view = padded ? TensorView(d.data(), {kExperts, kMost, kN}) : TensorView(d.data(), {kRows, kN});
+    ExpertRows rows;
+    (padded ? rows.counts : rows.offsets) =
+        padded ? ConstTensorView(counts.data(), {kExperts}) : ConstTensorView(offsets.data(), {kExperts + 1});
+    const Status status = plan->run(*experts, a_view, rows, d_view, operands, workspace);
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+    EXPECT_EQ(std::ranges::count(d, 7.0f), std::ssize(d));
+    return status.message();
+  };
+  const Operands gate{.gate = ConstTensorView(operand.data(), {kMost, kN})};
+  EXPECT_THAT(message({.gate = true}, gate, true), HasSubstr("counts go with no row_scale, gate and residual"));
+  EXPECT_THAT(message({.gate = true}, gate, false), HasSubstr("gate must be [7,16]"));
+  EXPECT_THAT(message({.gate = true}, {}, false), HasSubstr("gate"));
+  EXPECT_THAT(message({.row_scale = true}, {.row_scale = ConstTensorView(operand.data(), {1})}, false),
+              HasSubstr("of 7 elements"));
+  ConstTensorView sparse(operand.data(), {kRows});
+  sparse.strides[0] = 2;
+  EXPECT_THAT(message({.row_scale = true}, {.row_scale = sparse}, false), HasSubstr("contiguous"));
+  EXPECT_THAT(message({.bias = true}, {.bias = ConstTensorView(operand.data(), {kN})}, false),
+              HasSubstr("pack experts with their own"));
+}
+
 }  // namespace
 }  // namespace nibble

@@ -799,6 +799,9 @@ NIB_API nib_status nib_plan_run(const nib_plan* plan, const nib_weight* weight, 
  * tokens of a call. desc may be NULL. Errors: invalid_argument without experts, or where they differ in sizes, scheme or types, with the
  * expert and the values; unsupported for NIB_CUDA and for convolutions; otherwise as nib_pack. */
 NIB_API nib_status nib_pack_experts(const nib_qtensor* const* q, size_t count, const nib_pack_desc* desc, nib_experts** experts);
+/* Makes experts of weights that have been packed one by one, as of files; they keep their memory. Errors: invalid_argument without weights,
+ * or where they differ in sizes, scheme, types, layout or specification; for convolutions; unsupported for weights in device memory. */
+NIB_API nib_status nib_experts_of(const nib_weight* const* weights, size_t count, nib_experts** experts);
 /* Makes a handle of expert `index`: a weight like any other, which shares the bytes. Errors: invalid_argument when there are not so
  * many. */
 NIB_API nib_status nib_experts_weight(const nib_experts* experts, size_t index, nib_weight** weight);
@@ -832,18 +835,20 @@ typedef struct nib_expert_rows {
 NIB_API nib_status nib_grouped_plan_run(const nib_grouped_plan* plan, const nib_experts* experts, const nib_expert_rows* rows,
                                         const nib_operands* operands, void* workspace, size_t workspace_bytes, void* stream);
 
-/* A layer of experts. The types between its products are those that the experts were packed for. */
+/* A layer of experts. */
 typedef struct nib_moe_desc {
   size_t struct_size;
-  int64_t tokens_max; /* the plan serves every number of tokens T in [1, tokens_max]; 0: 1 */
-  int64_t top_k;      /* experts of a token, 1 ... E; 0: 1 */
-  nib_dtype out;      /* of D: f32 (the default), f16 or bf16 */
-  int32_t residual;   /* not 0: nib_moe_operands.residual is added last */
+  int64_t tokens_max;             /* the plan serves every number of tokens T in [1, tokens_max]; 0: 1 */
+  int64_t top_k;                  /* experts of a token, 1 ... E; 0: 1 */
+  const nib_linear_desc* gate_up; /* of an expert, without m_max; NULL: what they were packed for */
+  const nib_linear_desc* down;    /* the same; its results are f32, and A is of the type that gate_up writes */
+  nib_dtype out;                  /* of D: f32 (the default), f16 or bf16 */
+  int32_t residual;               /* not 0: nib_moe_operands.residual is added last */
 } nib_moe_desc;
 
 /* Makes a plan of D[t] = Σ_j weights[t,j] · down_e(glu(gate_up_e(x[t]))) + residual[t], with e = ids[t,j]: added in f32 in the order of j.
- * The products are planned for the specifications that the experts were packed for; the results of `down` are f32. Errors:
- * invalid_argument where the two do not fit each other, with the values; otherwise as nib_plan_linear. */
+ * desc may be NULL. Errors: invalid_argument where the two do not fit each other, with the values; unsupported for operands; otherwise as
+ * nib_plan_linear. */
 NIB_API nib_status nib_plan_moe(const nib_experts* gate_up, const nib_experts* down, const nib_moe_desc* desc,
                                 const nib_plan_options* options, nib_moe_plan** plan);
 /* Bytes of scratch memory that nib_moe_plan_run needs, of any alignment. */
@@ -856,7 +861,7 @@ NIB_API nib_status nib_moe_plan_destroy(nib_moe_plan* plan);
 typedef struct nib_moe_operands {
   size_t struct_size;
   const nib_context* context; /* NULL: the process-wide pool */
-  const nib_view* x;          /* [T,K] of the type that gate_up was packed for, last stride 1 */
+  const nib_view* x;          /* [T,K] of the a_dtype of gate_up, last stride 1 */
   const nib_view* d;          /* [T,N], last stride 1; written */
   const nib_view* ids;        /* s32 [T,top_k], any strides: the experts of a token, each at most once; −1: none */
   const nib_view* weights;    /* f32 [T,top_k], any strides: what their results are multiplied by */

@@ -91,6 +91,18 @@ nib_status nib_pack_experts(const nib_qtensor* const* q, size_t count, const nib
   });
 }
 
+nib_status nib_experts_of(const nib_weight* const* weights, size_t count, nib_experts** experts) {
+  return create(experts, [&]() -> Result<PackedExperts> {
+    if (count != 0) NIBBLE_RETURN_IF_ERROR(required({{"array of weights", weights}}));
+    std::vector<PackedWeight> packed;
+    for (size_t i = 0; i < count; ++i) {
+      NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* weight, open(weights[i]));
+      packed.push_back(*weight);
+    }
+    return experts_of(std::move(packed));
+  });
+}
+
 nib_status nib_experts_weight(const nib_experts* experts, size_t index, nib_weight** weight) {
   return create(weight, [&]() -> Result<PackedWeight> {
     NIBBLE_ASSIGN_OR_RETURN(const PackedExperts* packed, open(experts));
@@ -140,7 +152,12 @@ nib_status nib_plan_moe(const nib_experts* gate_up, const nib_experts* down, con
     if (desc.tokens_max != 0) spec.tokens_max = desc.tokens_max;
     if (desc.top_k != 0) spec.top_k = desc.top_k;
     NIBBLE_ASSIGN_OR_RETURN(spec.out, dtype("nib_moe_desc.out", desc.out, DType::f32));
-    return MoePlan::make(*first, *second, spec, chosen);
+    const auto specification = [](const nib_linear_desc* of, const PackedExperts& experts) -> Result<LinearSpec> {
+      return of == nullptr ? experts.spec() : linear_spec(of);
+    };
+    NIBBLE_ASSIGN_OR_RETURN(const LinearSpec gate_up_spec, specification(desc.gate_up, *first));
+    NIBBLE_ASSIGN_OR_RETURN(const LinearSpec down_spec, specification(desc.down, *second));
+    return MoePlan::make(*first, gate_up_spec, *second, down_spec, spec, chosen);
   });
 }
 

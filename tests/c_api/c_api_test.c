@@ -1587,6 +1587,27 @@ static void test_experts(void) {
     }
     for (int n = 0; n < N; ++n) CHECK(fabs(d[t * N + n] - wanted[n]) <= 1e-4 * (1 + fabs(wanted[n])));
   }
+
+  /* The same layer of weights one by one, for descriptors that say what they were packed for. */
+  nib_weight* weights[EXPERTS];
+  nib_experts* again = NULL;
+  nib_moe_plan* other = NULL;
+  for (size_t e = 0; e < EXPERTS; ++e) OK(nib_experts_weight(down, e, &weights[e]));
+  OK(nib_experts_of((const nib_weight* const*)weights, EXPERTS, &again));
+  for (int e = 0; e < EXPERTS; ++e) OK(nib_weight_destroy(weights[e]));
+  desc.gate_up = &first, desc.down = &second;
+  OK(nib_plan_moe(gate_up, again, &desc, NULL, &other));
+  static float same[TOKENS * N];
+  const nib_view vsame = nib_matrix(same, NIB_F32, TOKENS, N);
+  operands.d = &vsame;
+  OK(nib_moe_plan_run(other, gate_up, again, &operands, workspace, bytes, NULL));
+  CHECK(memcmp(same, d, sizeof d) == 0);
+  OK(nib_moe_plan_destroy(other));
+  OK(nib_experts_destroy(again));
+  operands.d = &vd;
+  second.a_dtype = NIB_F16;
+  FAILS(NIB_INVALID_ARGUMENT, "writes f32, down takes f16", nib_plan_moe(gate_up, down, &desc, NULL, &failed));
+  second.a_dtype = NIB_F32, desc.gate_up = desc.down = NULL;
 #ifdef COUNT_ALLOCATIONS
   const long before = atomic_load(&allocations);
   OK(nib_moe_plan_run(plan, gate_up, down, &operands, workspace, bytes, NULL));
@@ -1626,6 +1647,10 @@ static void test_experts(void) {
   const nib_qtensor* const missing[] = {downs[0], NULL};
   FAILS(NIB_INVALID_ARGUMENT, "experts 0 and 1 differ", nib_pack_experts(mixed, 2, NULL, &none));
   FAILS(NIB_INVALID_ARGUMENT, "expert 1: the nib_qtensor is NULL", nib_pack_experts(missing, 2, NULL, &none));
+  const nib_weight* const absent[] = {NULL};
+  FAILS(NIB_INVALID_ARGUMENT, "experts=0", nib_experts_of(NULL, 0, &none));
+  FAILS(NIB_INVALID_ARGUMENT, "array of weights", nib_experts_of(NULL, 1, &none));
+  FAILS(NIB_INVALID_ARGUMENT, "nib_weight is NULL", nib_experts_of(absent, 1, &none));
   packing.backend = NIB_CUDA;
   FAILS(NIB_UNSUPPORTED, "for the CPU only", nib_pack_experts(mixed, 1, &packing, &none));
   const nib_conv_desc conv = SIZED(nib_conv_desc);

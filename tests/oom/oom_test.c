@@ -43,6 +43,8 @@ static nib_status work(const char* in, const char* out) {
   nib_weight* weight = NULL;
   nib_plan *plan = NULL, *cached = NULL, *whole = NULL;
   nib_plan_cache* cache = NULL;
+  nib_experts* experts = NULL;
+  nib_grouped_plan* grouped = NULL;
   char *notes = NULL, *report = NULL, *failure = NULL, *explained = NULL;
 
   nib_context_desc threads = SIZED(nib_context_desc);
@@ -69,6 +71,14 @@ static nib_status work(const char* in, const char* out) {
   operands.a = &av;
   operands.d = &dv;
   TRY(nib_plan_run(plan, weight, &operands, workspace, sizeof workspace, NULL));
+  const nib_qtensor* const twice[] = {q, q};
+  const int32_t offsets[] = {0, 1, M};
+  const nib_view sorted = nib_vector(offsets, NIB_S32, 3);
+  nib_expert_rows rows = SIZED(nib_expert_rows);
+  rows.offsets = &sorted;
+  TRY(nib_pack_experts(twice, 2, &packing, &experts));
+  TRY(nib_plan_grouped(experts, &linear, NULL, &grouped));
+  TRY(nib_grouped_plan_run(grouped, experts, &rows, &operands, workspace, sizeof workspace, NULL));
   TRY(nib_plan_dequantize(weight, NULL, NULL, &whole));
   nib_quantize_desc how = SIZED(nib_quantize_desc);
   how.scheme = "u4zg32";
@@ -94,6 +104,8 @@ done:
   nib_plan_destroy(plan);
   nib_plan_destroy(cached);
   nib_plan_cache_destroy(cache);
+  nib_grouped_plan_destroy(grouped);
+  nib_experts_destroy(experts);
   nib_plan_destroy(whole);
   nib_weight_destroy(weight);
   nib_qtensor_destroy(q);

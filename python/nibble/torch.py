@@ -2,10 +2,12 @@
 
     import nibble.torch
     nibble.torch.convert(model, "u4b8g128")          # float layers are quantized; AWQ, GPTQ, ... layers keep their numbers
+    nibble.torch.fuse(model)                         # the layers of decoder blocks are joined, with norms, products and additions
 
 A packed weight is a tensor of bytes (`to_tensor`), which modules hold as a buffer and operators take, with the sizes of the result:
 
     torch.ops.nibble.linear(x, weight, n, bias, activation, out_dtype) -> y[..., N]
+    torch.ops.nibble.fused_linear(x, weight, n, activation, glu, residual, norm, eps, norm_offset, next) -> y[..., N], of a glu N/2
     torch.ops.nibble.scaled_linear(codes, a_scale, a_zero, weight, n, bias, activation, out_dtype) -> y[..., N]
     torch.ops.nibble.conv2d(x, weight, n, filter, stride, padding, dilation, groups, bias, activation, out_dtype) -> y[B, Co, Oh, Ow]
     torch.ops.nibble.dequantize(weight, n, k, dtype) -> W[N, K]
@@ -16,6 +18,7 @@ A packed weight is a tensor of bytes (`to_tensor`), which modules hold as a buff
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import math
@@ -36,8 +39,8 @@ from nibble import _arrays, _core
 from nibble.errors import InvalidArgument, NotFound, Unsupported
 
 __all__ = [
-    "ColumnParallelLinear", "Converted", "QuantConv2d", "QuantExperts", "QuantLinear", "RowParallelLinear", "TorchWeight", "convert", "from_tensor",
-    "quantize_activations", "read_module", "shard_inputs", "shard_outputs", "to_tensor",
+    "ColumnParallelLinear", "Converted", "Fused", "FusedLinear", "QuantConv2d", "QuantExperts", "QuantLinear", "RowParallelLinear", "TorchWeight",
+    "convert", "from_tensor", "fuse", "quantize_activations", "read_module", "shard_inputs", "shard_outputs", "to_tensor", "unfuse",
 ]  # fmt: skip
 
 
@@ -254,6 +257,110 @@ _operator(
 _autocast("linear")
 
 
+def _fused_linear(
+    x: Tensor, weight: Tensor, n: int, activation: str = "none", glu: bool = False, residual: Optional[Tensor] = None,
+    norm: Optional[Tensor] = None, eps: float = 1e-6, norm_offset: float = 0.0, next: Optional[Tensor] = None,
+) -> Tensor:  # fmt: skip
+    """n: the columns of the result. next: the weight of the call after this one."""
+    if x.ndim > 4:
+        flat = residual if residual is None else residual.flatten(0, -2)
+        return _fused_linear(x.flatten(0, -2), weight, n, activation, glu, flat, norm, eps, norm_offset, next).unflatten(0, x.shape[:-1])
+    w = _checked(weight, 2 * n if glu else n)
+    if w._weight.glu[0] != glu:
+        raise InvalidArgument(f"glu={glu}, but the weight was packed with glu={not glu}")
+    norm_of_x = None if norm is None else nibble.Norm(norm, eps=eps, weight_offset=norm_offset)
+    out_dtype = x.dtype if residual is None else residual.dtype
+    following = None if next is None else _weight(next)
+    return w.linear(x, activation=activation, residual=residual, norm=norm_of_x, out_dtype=out_dtype, next=following)
+
+
+def _fake_fused_linear(
+    x: Tensor, weight: Tensor, n: int, activation: str = "none", glu: bool = False, residual: Any = None, norm: Any = None, eps: float = 1e-6,
+    norm_offset: float = 0.0, next: Any = None,
+) -> Tensor:  # fmt: skip
+    return x.new_empty((*x.shape[:-1], n), dtype=x.dtype if residual is None else residual.dtype)
+
+
+def _fused_linear_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, n: int, activation: str, glu: bool, norm: Optional[Tensor], eps: float, norm_offset: float
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the norm's weight, of which the latter is empty without a norm. Arithmetic is f32."""
+    w = _weight(weight)
+    rows, change = x.flatten(0, -2).float(), gradient.flatten(0, -2).float()
+    # What is packed for a glu can only run as one.
+    alone = _pack(w.unpack(), weight.device) if glu else w
+    matrix = alone.dequantize(out=weight.new_empty(w.shape, dtype=torch.float32))
+    scaled, factor, slope = rows, None, None  # x / rms, 1 / rms
+    if norm is not None:
+        factor, slope = torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps), norm.float() + norm_offset
+        scaled = rows * factor
+    if glu or activation != "none":
+        y = (scaled if slope is None else scaled * slope) @ matrix.T
+        if w.has_bias:
+            y += _to_torch(w.unpack().bias).to(y)
+        if glu:
+            first, second = y.chunk(2, -1)
+            change = torch.cat([_through(activation, change * second, first), change * _ACTIVATIONS[activation](first)], -1)
+        else:
+            change = _through(activation, change, y)
+    change = change @ matrix
+    if slope is None:
+        return change.to(x.dtype).view(x.shape), x.new_empty(0)
+    of_norm = (change * scaled).sum(0).to(norm.dtype)
+    change = change * slope
+    change = factor * (change - scaled * (change * scaled).mean(-1, keepdim=True))
+    return change.to(x.dtype).view(x.shape), of_norm
+
+
+# Those of gated linear units in models, which have gradients.
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "silu": nn.functional.silu,
+    "gelu_tanh": functools.partial(nn.functional.gelu, approximate="tanh"),
+    "gelu_erf": nn.functional.gelu,
+    "relu": nn.functional.relu,
+}
+
+
+def _through(activation: str, change: Tensor, x: Tensor) -> Tensor:
+    """The gradient of x, from that of the activation function's result."""
+    if activation not in _ACTIVATIONS:
+        raise NotImplementedError(f"nibble::fused_linear has no gradient through {activation}; apply it to the result instead")
+    if activation == "silu":
+        return torch.ops.aten.silu_backward(change, x)
+    if activation.startswith("gelu"):
+        return torch.ops.aten.gelu_backward(change, x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return change * (x > 0) if activation == "relu" else change
+
+
+def _keep_for_fused_backward(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    x, ctx.weight, ctx.n, ctx.activation, ctx.glu, residual, norm, ctx.eps, ctx.norm_offset, _ = inputs
+    ctx.has_residual = residual is not None
+    ctx.save_for_backward(x, norm)
+
+
+def _fused_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    x, norm = ctx.saved_tensors
+    of_x, of_norm = torch.ops.nibble.fused_linear_backward(
+        gradient, x, ctx.weight, ctx.n, ctx.activation, ctx.glu, norm, ctx.eps, ctx.norm_offset
+    )
+    return of_x, None, None, None, None, gradient if ctx.has_residual else None, None if norm is None else of_norm, None, None, None
+
+
+_operator(
+    "fused_linear_backward(Tensor gradient, Tensor x, Tensor weight, int n, str activation, bool glu, Tensor? norm, float eps, "
+    "float norm_offset) -> (Tensor, Tensor)",
+    _fused_linear_backward,
+    lambda gradient, x, weight, n, activation, glu, norm, *_: (x.new_empty(x.shape), x.new_empty(0) if norm is None else torch.empty_like(norm)),
+)
+_operator(
+    "fused_linear(Tensor x, Tensor weight, int n, str activation='none', bool glu=False, Tensor? residual=None, Tensor? norm=None, "
+    "float eps=1e-06, float norm_offset=0.0, Tensor? next=None) -> Tensor",
+    _fused_linear, _fake_fused_linear, (_keep_for_fused_backward, _fused_backward),
+)  # fmt: skip
+_autocast("fused_linear")
+
+
 def _scaled_linear(
     codes: Tensor,
     a_scale: Tensor,
@@ -432,14 +539,14 @@ class _Quantized(nn.Module):
 
     def __init__(
         self, weight: nibble.PackedWeight | nibble.QuantTensor, *, act_scheme: str = "", accumulation: str = "fast", activation: str = "none",
-        device: Any = "cpu", dtype: torch.dtype | None = None,
+        device: Any = "cpu", dtype: torch.dtype | None = None, **spec: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         self.activation = activation
         # Moves with the module, and changes its type with it.
         self.register_buffer("_where", torch.empty(0, device=device, dtype=dtype or _usual_type(weight)), persistent=False)
         if isinstance(weight, nibble.QuantTensor):
-            weight = _pack(weight, torch.device(device), act_scheme=act_scheme, accumulation=accumulation)
+            weight = _pack(weight, torch.device(device), act_scheme=act_scheme, accumulation=accumulation, **spec)
         self.register_buffer("packed", to_tensor(weight))
         self._sizes = weight.n, weight.k, weight.filter
         self.__dict__["_seen"] = None
@@ -492,7 +599,10 @@ class _Quantized(nn.Module):
                 self.packed = self._fitting(packed, bool(local_metadata.get("assign_to_params_buffers")))
             except nibble.Error as problem:
                 error_msgs.append(f"{name}: {problem}")
-        unexpected_keys.extend(key for key in state_dict if strict and key.startswith(prefix) and key != name)
+        own = tuple(f"{prefix}{child}." for child in self._modules)  # which look at theirs
+        unexpected_keys.extend(
+            key for key in state_dict if strict and key.startswith(prefix) and key != name and not key.startswith(own)
+        )
 
     def _fitting(self, packed: Tensor, keep: bool) -> Tensor:
         """`packed`, or a copy of it, where this layer is. keep: the tensor itself where that is possible, also in place of one on meta."""
@@ -544,6 +654,80 @@ class QuantLinear(_Quantized):
         if _eager(x):
             return self._found().linear(x, activation=self.activation)
         return torch.ops.nibble.linear(x, self.packed, self.out_features, None, self.activation, None)
+
+
+class FusedLinear(_Quantized):
+    """y = act(norm(x) · Wᵀ + bias) + residual: layers that read the same activations as one, with what is before and after them.
+
+    parts: the layers by name, whose results are side by side; what nibble.join() refuses is refused. glu: of two layers, or of one with both
+    halves: y = act(first half) ∘ second half + residual, of half as many channels. norm: an RMSNorm of K channels, of any class; it becomes
+    a module of this one. activation, act_scheme, accumulation, device, dtype: as QuantLinear has them. The result is of x's type, with a
+    residual of that one's. Under autocast x gets its type before the norm.
+    Raises Unsupported for a module whose result is not that of an RMSNorm.
+    """
+
+    def __init__(
+        self, parts: Mapping[str, nibble.QuantTensor], *, glu: bool = False, norm: nn.Module | None = None, **options: Any
+    ) -> None:
+        joined = nibble.join(list(parts.values()))
+        if glu and joined.n % 2 != 0:
+            raise InvalidArgument(f"a glu has two halves, but N={joined.n}")
+        eps, norm_offset = (1e-6, 0.0) if norm is None else _rms_norm(norm, joined.k)
+        a_dtype = options.get("dtype") or _usual_type(joined)
+        super().__init__(joined, glu=glu, a_dtype=a_dtype if a_dtype in _COMPUTED else torch.float32, **options)
+        self.glu, self.norm, self.eps, self.norm_offset = glu, norm, eps, norm_offset
+        self.in_features, self.out_features = joined.k, joined.n // 2 if glu else joined.n
+        self._parts = [(name, q.n, q.scheme, q.bias is not None) for name, q in parts.items()]
+
+    def split(self) -> dict[str, nibble.QuantTensor]:
+        """The layers by name, bit for bit as they were given."""
+        joined, begin, parts = self.weight.unpack(), 0, {}
+        for name, n, scheme, has_bias in self._parts:
+            q = shard_outputs(joined, begin, begin + n)
+            fields: dict[str, Any] = {} if has_bias else {"bias": None}
+            if scheme != q.scheme:  # the scale of a tensor, once for each channel
+                fields.update(scheme=scheme, scales=q.scales[:1], zeros=None if q.zeros is None else q.zeros[:1])
+            parts[name] = _replace(q, **fields)
+            begin += n
+        return parts
+
+    def forward(self, x: Tensor, residual: Tensor | None = None, next: _Quantized | None = None) -> Tensor:
+        """x [..., in_features], residual [..., out_features] → y [..., out_features]. next: the layer after this one, as PackedWeight.linear
+        has it."""
+        norm = None if self.norm is None else self.norm.weight
+        needs_gradient = torch.is_grad_enabled() and norm is not None and norm.requires_grad
+        if not needs_gradient and _eager(x) and (residual is None or _eager(residual)):
+            norm_of_x = None if norm is None else nibble.Norm(norm, eps=self.eps, weight_offset=self.norm_offset)
+            out_dtype = x.dtype if residual is None else residual.dtype
+            following = None if next is None else next._found()
+            return self._found().linear(
+                x, activation=self.activation, residual=residual, norm=norm_of_x, out_dtype=out_dtype, next=following
+            )
+        return torch.ops.nibble.fused_linear(
+            x, self.packed, self.out_features, self.activation, self.glu, residual, norm, self.eps, self.norm_offset,
+            None if next is None else next.packed,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        parts = "+".join(name for name, *_ in self._parts)
+        glu = ", glu=True" if self.glu else ""
+        return self._described(f"{parts}, in_features={self.in_features}, out_features={self.out_features}{glu}")
+
+
+def _rms_norm(norm: nn.Module, k: int) -> tuple[float, float]:
+    """eps, and what is added to the weight, of an RMSNorm: by its result, because classes of models differ in no other way that shows."""
+    _check_hooks("the norm", norm)
+    weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if isinstance(weight, Tensor) and weight.shape == (k,) and len(list(norm.parameters())) == 1 and isinstance(eps, float):
+        with torch.no_grad():
+            x = math.sqrt(eps) * torch.linspace(-3, 3, k, device=weight.device)[None].to(weight.dtype)  # so small that eps counts
+            y, x = norm(x).float(), x.float()
+            x = x * torch.rsqrt(x.square().mean() + eps)
+            tolerance = 4 * torch.finfo(weight.dtype).eps
+            for offset in (0.0, 1.0):  # 1: Gemma's
+                if torch.allclose(y, x * (weight.float() + offset), rtol=tolerance, atol=1e-6):
+                    return eps, offset
+    raise Unsupported(f"{type(norm).__name__} is no RMSNorm of {k} channels")
 
 
 class QuantConv2d(_Quantized):
@@ -688,6 +872,8 @@ class Converted(list[str]):
         super().__init__()
         self.left: dict[str, str] = {}
         """The layers that are float still, and why."""
+        self.fused: Fused | None = None
+        """What fuse() answered, where it was asked for."""
 
 
 class _Skip:
@@ -786,6 +972,7 @@ def convert(
     device: Any = None,
     conv: bool = False,
     accumulation: str = "fast",
+    fuse: bool = False,
 ) -> Converted:
     """Replaces the linear layers of `model` by QuantLinear, with `conv` also every nn.Conv2d by QuantConv2d; in place; returns names.
 
@@ -797,7 +984,7 @@ def convert(
     skip: a regular expression searched in names; a function of a name; or a list of these and of names, whole or in part: "lm_head",
     "mlp.gate", "layers.0". By default heads and embeddings. A rule that takes no layer is warned of.
     config: model.config's quantization_config unless given. device: where to run; by default where the layer is. accumulation: as
-    nibble.pack has it.
+    nibble.pack has it. fuse: joins the layers of decoder blocks then, as fuse() does, whose answer is the result's `fused`.
     Raises what reading or quantizing a layer does, with its name; the layers before it are converted then.
     """
     if _has_weights(model):
@@ -859,6 +1046,8 @@ def convert(
         warnings.warn(f"nibble.torch.convert converted nothing: {why}", stacklevel=2)
     if skipped.idle:
         warnings.warn(f"nibble.torch.convert: skip takes no layer by {', '.join(map(repr, skipped.idle))}", stacklevel=2)
+    if fuse:
+        converted.fused = _fuse(model)
     return converted
 
 
@@ -866,6 +1055,260 @@ def _type_around(module: nn.Module, model: nn.Module) -> torch.dtype | None:
     """In which a quantized layer's model computes: of the first 16-bit floats in the layer or in the model; None where all are f32."""
     tensors = itertools.chain(module.parameters(), module.buffers(), model.parameters())
     return next((t.dtype for t in tensors if t.dtype in (torch.float16, torch.bfloat16)), None)
+
+
+# --- decoder blocks -------------------------------------------------------------------------------------------------------------
+
+
+class Fused(list[str]):
+    """The names of the FusedLinear layers that fuse() made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: dict[str, str] = {}
+        """The attentions, MLPs and blocks of decoders that are as they were, and why."""
+
+
+def fuse(model: nn.Module) -> Fused:
+    """Joins the quantized layers of decoder blocks, with the norms before them and the additions behind them; in place; returns names.
+
+    A block is x += attention(norm(x)); x += mlp(norm(x)) with the modules input_layernorm, self_attn, post_attention_layernorm and mlp: Llama,
+    Mistral, Qwen2, Qwen3, Gemma, Phi3 and what else is built like them. It becomes four layers, and computes the same up to rounding:
+
+        qkv_proj       input_layernorm and q_proj, k_proj, v_proj of the attention
+        o_proj         that of the attention, and the addition to x
+        gate_up_proj   post_attention_layernorm, gate_proj and up_proj of the MLP, and the product of the two
+        down_proj      that of the MLP, and the addition to x
+
+    The attention's own code runs between them. Whether a block, an attention or an MLP is of this form is found by running its code on a
+    few numbers; what is not, or has float layers or layers that cannot be joined, is left, and the result's `left` says why: the experts of
+    Mixtral, for one. Layers that adapters (PEFT) or checkpoints know by name have other names then: unfuse() undoes all of it.
+    Raises InvalidArgument for a model on the meta device.
+    """
+    fused = Fused()
+    for name, block in list(model.named_modules()):
+        if isinstance(block, _Block) or not all(isinstance(getattr(block, part, None), nn.Module) for part in _BLOCK):
+            continue
+        if any(t.is_meta for t in itertools.chain(block.parameters(), block.buffers())):
+            raise InvalidArgument(f"{name}: its weights are on the meta device; load them first")
+        try:
+            _check_block(block)
+        except Unsupported as problem:
+            fused.left[name] = str(problem)
+            continue
+        layers: dict[str, FusedLinear] = {}
+        for part, join in (("self_attn", _join_attention), ("mlp", _join_mlp)):
+            try:
+                layers.update(join(block))
+            except (InvalidArgument, Unsupported) as problem:
+                fused.left[f"{name}.{part}"] = str(problem)
+        if layers:
+            block.__class__ = _block_class(type(block))
+            for own, layer in layers.items():
+                setattr(block, own, layer)
+                fused.append(f"{name}.{own}" if name else own)
+    return fused
+
+
+_fuse = fuse  # where an argument has its name
+
+
+def unfuse(model: nn.Module) -> None:
+    """Undoes fuse(): the layers have their names, numbers and norms again, in place."""
+    for block in [module for module in model.modules() if isinstance(module, _Block)]:
+        for part, (norm, *joined) in _PARTS.items():
+            for layer in [block._modules.pop(name) for name in joined if name in block._modules]:
+                for name, q in layer.split().items():
+                    setattr(getattr(block, part), name, QuantLinear(q, **_options(layer)))
+                if layer.norm is not None:
+                    setattr(block, norm, layer.norm)
+        block.__class__ = block._original
+
+
+# The parts of a block, and the norms before them; the first and the last of their layers.
+_PARTS = {"self_attn": ("input_layernorm", "qkv_proj", "o_proj"), "mlp": ("post_attention_layernorm", "gate_up_proj", "down_proj")}
+_BLOCK = (*_PARTS, *(norm for norm, _, _ in _PARTS.values()))
+
+
+class _Block:
+    """The forward pass of a block with fused layers: what is mixed into its own class."""
+
+    _original: type[nn.Module]
+
+    def forward(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        x, gate_up = hidden_states, self._modules.get("gate_up_proj")
+        if "qkv_proj" in self._modules:  # whose result the attention splits, and o_proj is behind it
+            x = self.o_proj(self.self_attn(hidden_states=self.qkv_proj(x, next=self.o_proj), **kwargs)[0], x, gate_up)
+        else:
+            x = x + self.self_attn(hidden_states=self.input_layernorm(x), **kwargs)[0]
+        if gate_up is not None:
+            return self.down_proj(gate_up(x, next=self.down_proj), x)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _empty_block, (self._original,), self.__dict__
+
+
+@functools.lru_cache(maxsize=None)
+def _block_class(original: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Fused{original.__name__}", (_Block, original), {"_original": original, "__module__": __name__})
+
+
+def _empty_block(original: type[nn.Module]) -> nn.Module:
+    return _block_class(original).__new__(_block_class(original))
+
+
+class _Columns(nn.Module):
+    """In the place of a projection: its part of the joined one's result, which the attention is given in place of x."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        super().__init__()
+        self.begin, self.end = begin, end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., self.begin : self.end]
+
+    def extra_repr(self) -> str:
+        return f"{self.begin}:{self.end}"
+
+
+def _options(layer: _Quantized) -> dict[str, Any]:
+    """How a layer was made, but for its numbers."""
+    w = layer.weight
+    return {"act_scheme": w.act_scheme, "accumulation": w.accumulation, "device": w.device, "dtype": w.dtype}
+
+
+def _plain_layers(module: nn.Module, names: Sequence[str]) -> dict[str, QuantLinear]:
+    layers = {name: getattr(module, name, None) for name in names}
+    for name, layer in layers.items():
+        if layer is None:
+            raise Unsupported(f"{type(module).__name__} has no {name}")
+        if type(layer) is not QuantLinear or layer.activation != "none":
+            raise Unsupported(f"{name} is {type(layer).__name__}; a QuantLinear without an activation function can be joined")
+        _check_hooks(name, layer)
+    return layers  # type: ignore[return-value]
+
+
+def _check_hooks(name: str, module: nn.Module) -> None:
+    """Raises Unsupported where something is to run with a module that will not be called any more."""
+    if "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks:
+        raise Unsupported(f"{name} has hooks, or a forward pass of its own, which would be lost; fuse the model first")
+
+
+def _joined(module: nn.Module, names: Sequence[str], **options: Any) -> FusedLinear:
+    layers = _plain_layers(module, names)
+    same = [_options(layer) for layer in layers.values()]
+    for name, other in zip(names, same):
+        for what, value in other.items():
+            if value != same[0][what]:
+                raise Unsupported(f"{what} of {names[0]} and {name} is {same[0][what]!r} and {value!r}")
+    return FusedLinear({name: layer.weight.unpack() for name, layer in layers.items()}, **same[0], **options)
+
+
+def _join_attention(block: nn.Module) -> dict[str, FusedLinear]:
+    attention = block.self_attn
+    names = ["qkv_proj"] if "qkv_proj" in attention._modules else ["q_proj", "k_proj", "v_proj"]
+    _check_attention(attention, names)
+    layers = {"qkv_proj": _joined(attention, names, norm=block.input_layernorm), "o_proj": _joined(attention, ["o_proj"])}
+    begin = 0
+    for name, n, *_ in layers["qkv_proj"]._parts:
+        setattr(attention, name, _Columns(begin, begin + n))
+        begin += n
+    attention.o_proj = nn.Identity()
+    del block.input_layernorm
+    return layers
+
+
+def _join_mlp(block: nn.Module) -> dict[str, FusedLinear]:
+    mlp = block.mlp
+    names = ["gate_up_proj"] if "gate_up_proj" in mlp._modules else ["gate_proj", "up_proj"]
+    activation = _check_mlp(mlp, names)
+    gate_up = _joined(mlp, names, norm=block.post_attention_layernorm, glu=True, activation=activation)
+    layers = {"gate_up_proj": gate_up, "down_proj": _joined(mlp, ["down_proj"])}
+    for name in (*names, "down_proj"):
+        delattr(mlp, name)
+    del block.post_attention_layernorm
+    return layers
+
+
+class _Answer(nn.Module):
+    """In the place of a module while its surroundings are examined: what it is given, and a given answer."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer, self.given = answer, None
+
+    def forward(self, *args: Any, hidden_states: Any = None, **kwargs: Any) -> Any:
+        self.given = args[0] if args else hidden_states
+        return self.answer
+
+
+def _run_among(module: nn.Module, answers: Mapping[str, _Answer], x: Tensor, **kwargs: Any) -> Any:
+    """What the code of a module makes of x among other modules than its own. Raises Unsupported where it cannot be run."""
+    probe = copy.copy(module)
+    probe.__dict__["_modules"] = {**module._modules, **answers}
+    probe.__dict__.update(training=True, gradient_checkpointing=False)  # so that dropout shows
+    if hasattr(getattr(module, "config", None), "_attn_implementation"):
+        probe.__dict__["config"] = copy.copy(module.config)
+        probe.config._attn_implementation = "eager"
+    try:
+        with torch.no_grad():
+            return type(module).forward(probe, x, **kwargs)
+    except Exception as problem:  # whatever other code may raise
+        raise Unsupported(f"the forward pass of {type(module).__name__} is another: {problem}") from None
+
+
+def _numbers(seed: int, n: int, device: Any = "cpu") -> Tensor:
+    """[1, 1, n], between -2 and 2."""
+    return 2 * torch.sin(seed + 1.7 * torch.arange(n, device=device, dtype=torch.float32)).view(1, 1, n)
+
+
+_NOTHING = dict(attention_mask=None, position_ids=None, past_key_values=None, use_cache=False)
+
+
+def _check_block(block: nn.Module) -> None:
+    """Raises Unsupported unless it is x += attention(norm(x)); x += mlp(norm(x))."""
+    for name, other in block._modules.items():
+        if name not in _BLOCK and not isinstance(other, nn.Identity) and not (isinstance(other, nn.Dropout) and other.p == 0):
+            raise Unsupported(f"{type(block).__name__} has a {name}, too: {type(other).__name__}")
+    if "forward" in block.__dict__:
+        raise Unsupported(f"this {type(block).__name__} has a forward pass of its own, which would be lost; fuse the model first")
+    x, attended, fed = (_numbers(seed, 8) for seed in range(3))
+    before, after = _Answer(_numbers(3, 8)), _Answer(_numbers(4, 8))
+    attention, mlp = _Answer((attended, None)), _Answer(fed)
+    parts = {"input_layernorm": before, "self_attn": attention, "post_attention_layernorm": after, "mlp": mlp}
+    y = _run_among(block, parts, x, position_embeddings=None, **_NOTHING)
+    right = before.given is x and attention.given is before.answer and mlp.given is after.answer
+    if not (right and isinstance(y, Tensor) and torch.equal(after.given, x + attended) and torch.equal(y, x + attended + fed)):
+        raise Unsupported(f"the forward pass of {type(block).__name__} is not x += attention(norm(x)); x += mlp(norm(x))")
+
+
+def _check_attention(attention: nn.Module, names: Sequence[str]) -> None:
+    """Raises Unsupported unless its code gives x to its projections alone, and returns what o_proj does."""
+    layers, x = _plain_layers(attention, [*names, "o_proj"]), _numbers(0, 8)
+    device = layers[names[0]].packed.device
+    answers = {name: _Answer(_numbers(i, layers[name].out_features, device)) for i, name in enumerate(names)}
+    out = _Answer(_numbers(5, 8))
+    angles = _numbers(6, getattr(attention, "head_dim", 8), device)
+    result = _run_among(attention, {**answers, "o_proj": out}, x, position_embeddings=(angles.cos(), angles.sin()),
+                        **{key: _NOTHING[key] for key in ("attention_mask", "past_key_values")})  # fmt: skip
+    if not (isinstance(result, tuple) and result[0] is out.answer and all(answer.given is x for answer in answers.values())):
+        raise Unsupported(f"the forward pass of {type(attention).__name__} is not projections, attention and o_proj")
+
+
+def _check_mlp(mlp: nn.Module, names: Sequence[str]) -> str:
+    """The activation function. Raises Unsupported unless it is down_proj(activation(gate_proj(x)) · up_proj(x))."""
+    _plain_layers(mlp, [*names, "down_proj"])
+    _check_hooks("mlp", mlp)
+    gate, up, x = _numbers(1, 64), _numbers(2, 64), _numbers(0, 8)
+    results = [torch.cat([gate, up], -1)] if len(names) == 1 else [gate, up]
+    answers, down = {name: _Answer(result) for name, result in zip(names, results)}, _Answer(_numbers(3, 8))
+    y = _run_among(mlp, {**answers, "down_proj": down}, x)
+    if y is down.answer and all(answer.given is x for answer in answers.values()):
+        for name, activation in _ACTIVATIONS.items():
+            if down.given.shape == gate.shape and torch.allclose(down.given, activation(gate) * up, rtol=0, atol=1e-5):
+                return name
+    raise Unsupported(f"the forward pass of {type(mlp).__name__} is not down_proj(activation(gate_proj(x)) · up_proj(x))")
 
 
 # --- tensor parallel ------------------------------------------------------------------------------------------------------------

@@ -45,15 +45,17 @@ class NibbleConfig(QuantizationConfigMixin):
 
     scheme: as nibble.torch.convert has it: "u4b8g128", "u4zg128", "s8r_s8c", ... skip: names, whole or in part, or one regular expression;
     by default heads and embeddings. The model's own head is skipped in any case, since it may be new. accumulation: as nibble.pack has it.
+    fuse: joins the layers of decoder blocks, as nibble.torch.fuse(model) does with any model that has been loaded.
     Raises InvalidArgument for a scheme or an expression that is none.
     """
 
     def __init__(
-        self, scheme: str = "u4b8g128", *, skip: str | Sequence[str] = nt._SKIP, accumulation: str = "fast", quant_method: str = "nibble"
-    ) -> None:
+        self, scheme: str = "u4b8g128", *, skip: str | Sequence[str] = nt._SKIP, accumulation: str = "fast", fuse: bool = False,
+        quant_method: str = "nibble",
+    ) -> None:  # fmt: skip
         nt._parts(scheme)  # refuses activations that are none
         nt._Skip(skip)
-        self.quant_method, self.scheme, self.accumulation = quant_method, scheme, accumulation
+        self.quant_method, self.scheme, self.accumulation, self.fuse = quant_method, scheme, accumulation, fuse
         self.skip: Any = skip if isinstance(skip, str) else list(skip)
 
 
@@ -154,7 +156,7 @@ class NibbleQuantizer(HfQuantizer):
             del self._checkpoint
         if self._float:
             config = self.quantization_config
-            nt.convert(model, config.scheme, skip=self._skip, accumulation=config.accumulation)
+            nt.convert(model, config.scheme, skip=self._skip, accumulation=config.accumulation, fuse=config.fuse)
 
     def _read(self, module: nibble.Module) -> tuple[nibble.QuantTensor, dict[str, Any]]:
         claimed = module.claimed or ""
@@ -175,7 +177,17 @@ class NibbleQuantizer(HfQuantizer):
         return True
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The tensors of the format that was read, else of compressed-tensors; the model's config says so from then on."""
+        """The tensors of the format that was read, else of compressed-tensors; the model's config says so from then on.
+
+        A fused model is written as the layers it was fused of, under their names."""
+        fused = [module for module in model.modules() if isinstance(module, nt._Block)]
+        if fused:
+            nt.unfuse(model)
+            try:
+                return self.get_state_dict_and_metadata(model)
+            finally:
+                for block in fused:
+                    nt.fuse(block)
         layers = {name: module for name, module in model.named_modules() if isinstance(module, nt.QuantLinear)}
         state = {key: t for key, t in model.state_dict().items() if not (key.endswith(".packed") and key.removesuffix(".packed") in layers)}
         written = []
@@ -216,6 +228,8 @@ class NibbleQuantizer(HfQuantizer):
         return True
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        nt.unfuse(model)
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype  # as save_pretrained leaves it
         for name, layer in [(name, module) for name, module in model.named_modules() if isinstance(module, nt.QuantLinear)]:
             dense = nn.Linear(layer.in_features, layer.out_features, bias=layer.weight.has_bias, device="meta", dtype=dtype)
             dense.weight = nn.Parameter(layer.dequantize(dtype or torch.float32), requires_grad=False)

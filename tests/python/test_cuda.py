@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from conftest import act_ordered, distance
@@ -194,3 +196,78 @@ def test_a_weight_as_a_tensor(torch, rng):
         assert torch.equal(there(x), wanted) and torch.equal(here.packed, on_cpu.packed)
     moved = nt.QuantLinear(q).to("cuda")
     assert torch.equal(moved(x), wanted) and torch.equal(moved.to("cpu").packed, on_cpu.packed)
+
+
+@pytest.mark.parametrize("scheme", ["u4b8g128", "u4zg128", "s8r_s8c", "e4m3r_e4m3c", "s8r_u4b8g128"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_fused_linear(torch, rng, scheme, dtype):
+    """As the layers of its parts on the same GPU, with the norm, the product and the addition rounded between them."""
+    import nibble.torch as nt
+
+    dtype = getattr(torch, dtype)
+    act_scheme, weights = nt._parts(scheme)
+    two = {name: nibble.quantize(rng.standard_normal((512, 1024), dtype=np.float32) / 32, weights) for name in ("gate", "up")}
+    norm = torch.nn.RMSNorm(1024, eps=1e-5, device="cuda", dtype=dtype).requires_grad_(False)
+    norm.weight.add_(0.3 * torch.randn_like(norm.weight))
+    options = dict(act_scheme=act_scheme, device="cuda", dtype=dtype)
+    gate, up = (nt.QuantLinear(q, **options) for q in two.values())
+    joined = nt.FusedLinear(two, norm=norm, **options)
+    glu = nt.FusedLinear(two, norm=norm, glu=True, activation="silu", **options)
+    assert glu.split() == two
+    # A rounding of each of three results, and codes of activations that become their neighbours where a norm is rounded otherwise.
+    bound = 4 * torch.finfo(dtype).eps + {"": 0, "s8": 2.0**-7, "e4": 2.0**-4}[act_scheme[:2]]
+    for m in (1, 16, 300):
+        x, residual = torch.randn(m, 1024, device="cuda", dtype=dtype), torch.randn(m, 512, device="cuda", dtype=dtype)
+        first, second = gate(norm(x)), up(norm(x))
+        y = joined(x)
+        assert y.dtype == dtype and distance(y.float().cpu(), torch.cat([first, second], -1).float().cpu()) < bound
+        z = glu(x, residual)
+        wanted = torch.nn.functional.silu(first.float()) * second.float() + residual.float()
+        assert z.dtype == dtype and distance(z.float().cpu(), wanted.cpu()) < 2 * bound
+        args = (x, glu.packed, 512, "silu", True, residual, norm.weight, 1e-5, 0.0)
+        assert torch.equal(torch.ops.nibble.fused_linear(*args), z)
+    here = nt.FusedLinear(two, norm=copy.deepcopy(norm).cpu(), glu=True, activation="silu", **{**options, "device": "cpu"})
+    x = torch.randn(3, 1024, device="cuda", dtype=dtype)
+    moved = here.to("cuda")
+    assert moved.packed.is_cuda and torch.equal(moved(x), glu(x))
+    x.requires_grad_()
+    glu(x).sum().backward()
+    assert x.grad.dtype == dtype and torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Gemma"])
+def test_a_fused_model(torch, kind):
+    """Eagerly, in a graph, and compiled."""
+    import nibble.torch as nt
+
+    tf = pytest.importorskip("transformers", minversion="5")
+    config = getattr(tf, f"{kind}Config")(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=64, vocab_size=512,
+        max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=None,
+    )  # fmt: skip
+    plain = getattr(tf, f"{kind}ForCausalLM")(config).eval().half().cuda()
+    nt.convert(plain, "u4b8g128")
+    model = copy.deepcopy(plain)
+    assert len(nt.fuse(model)) == 8
+    ids = torch.randint(2, 512, (2, 11), device="cuda")
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits
+        # Half of the roundings of two layers, each of 2^-11, which norms and the softmax amplify by far less than 10.
+        assert distance(logits.float().cpu(), plain(input_ids=ids, use_cache=False).logits.float().cpu()) < 2 * 8 * 10 * 2.0**-11
+        torch.compiler.reset()
+        compiled = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
+        assert distance(compiled(input_ids=ids, use_cache=False).logits.float().cpu(), logits.float().cpu()) < 1e-3
+        graph, x = torch.cuda.CUDAGraph(), torch.randn(1, 1, 256, device="cuda").half()
+        block = model.model.layers[0]
+        angles = model.model.rotary_emb(x, torch.zeros(1, 1, dtype=torch.long, device="cuda"))
+        block(x, position_embeddings=angles, attention_mask=None)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            y = block(x, position_embeddings=angles, attention_mask=None)
+        x.normal_()
+        graph.replay()
+        assert torch.equal(y, block(x, position_embeddings=angles, attention_mask=None))
+    text = model.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    assert text.shape == (2, 19)
+    there = logits.float().cpu()
+    assert distance(model.cpu()(input_ids=ids.cpu(), use_cache=False).logits.float().detach(), there) < 2 * 8 * 10 * 2.0**-11

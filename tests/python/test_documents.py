@@ -183,6 +183,7 @@ def test_operators(x):
     codes, scales, zeros = torch.ops.nibble.quantize_activations(x, "s8r")
     z = torch.ops.nibble.scaled_linear(codes, scales, None, packed, w.n)
     W = torch.ops.nibble.dequantize(packed, w.n, w.k, torch.float16)
+    r = torch.ops.nibble.fused_linear(x, packed, w.n, "none", False, y, torch.ones(w.k), 1e-5)  # of RMSNorm(x), with y added
 
     convolution = nibble.torch.to_tensor(filters)  # then N and the filter; stride, padding, dilation, groups, bias
     d = torch.ops.nibble.conv2d(images, convolution, 256, [3, 3], [1, 1], [1, 1, 1, 1], [1, 1], 1, bias, "relu", None)
@@ -190,6 +191,8 @@ def test_operators(x):
     exact = x @ W.float().T
     assert y.dtype == torch.bfloat16 and distance(y.float(), torch.nn.functional.silu(exact + bias)) < 6e-3
     assert distance(z.float(), exact) < 0.02 and d.shape == (2, 256, 9, 9)
+    normed = torch.nn.functional.rms_norm(x, (w.k,), eps=1e-5)
+    assert r.dtype == y.dtype and distance(r.float(), normed @ W.float().T + y.float()) < 6e-3
 
 
 @needs_torch
@@ -236,6 +239,14 @@ def test_transformers(tmp_path):
     model = AutoModelForCausalLM.from_pretrained("TinyLlama-AWQ")  # or GPTQ, compressed-tensors, FP8
     tokens = model.generate(ids, max_new_tokens=4)
     # docs: end transformers
+    plain = model(input_ids=ids).logits
+    # docs: begin fuse
+    fused = nibble.torch.fuse(model)  # the names of the joined layers; fused.left: what is as it was, and why
+    model.save_pretrained("TinyLlama-again")  # as it was read: AWQ, with the layers of the checkpoint
+    # docs: end fuse
+    assert len(fused) == 4 and not fused.left and distance(model(input_ids=ids).logits.detach().float(), plain.detach().float()) < 2.0**-8
+    assert [layer.name for layer in nibble.open("TinyLlama-again").layers] == [layer.name for layer in nibble.open("TinyLlama-AWQ").layers]
+    nibble.torch.unfuse(model)
     assert isinstance(model.model.layers[0].mlp.up_proj, nibble.torch.QuantLinear) and tokens.shape[1] > 10
     # docs: begin quantizing
     config = nibble.transformers.NibbleConfig("u4zg128", skip=["lm_head", "layers.0.mlp.down_proj"])

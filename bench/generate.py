@@ -1,49 +1,74 @@
 #!/usr/bin/env python3
-"""Greedy generation by a Llama whose linear layers are nibble's, against the same model in fp16: tokens per second, and logits.
+"""Greedy generation by a decoder whose linear layers are nibble's, fused, against the same model in fp16: tokens per second, logits, and
+where a GPU's time goes.
 
-usage: bench/generate.py [--model llama-3.2-1b] [--schemes u4b8g128,u8b128g128] [--batch 1,16] [--prompt 128] [--tokens 128]
-                         [--device cuda] [--json FILE]
+usage: bench/generate.py [--model llama-3-8b] [--schemes u4b8g128,s8r_s8c] [--batch 1,16] [--prompt 128,2048] [--tokens 128] [--dtype float16]
+                         [--unfused] [--compile] [--profile] [--device cuda] [--json FILE]
 
-The model is made from its configuration with random weights: speed does not depend on them. A quantized model is compared with itself
-as float matrices (QuantLinear.dequantize), so that the difference of logits is the kernels' and not the quantization's. Decoding one
-token is a CUDA graph. Needs PyTorch and transformers, and the nibble package.
+The model is made from its configuration with random weights: speed does not depend on them. Its blocks are copies of one, in memory of their
+own, so that one is quantized. A quantized model is compared with itself as float matrices (QuantLinear.dequantize), so that the difference
+of logits is the kernels', and that of activations that are quantized. On a GPU decoding one token is a CUDA graph. --unfused measures models
+before nibble.torch.fuse(), too. --compile gives all models to torch.compile before the graph is captured. --profile adds the shares of the
+GPU's time, by kind of kernel and by kernel. Needs PyTorch and transformers, and the nibble package.
 """
 
 import argparse
 import copy
 import json
+import re
+import statistics
 import sys
 import time
 
 import torch
-from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM, StaticCache
 
+import nibble
 import nibble.torch
 
-# hidden, intermediate, layers, heads, key-value heads, vocabulary
+LLAMA, QWEN3 = (LlamaConfig, LlamaForCausalLM), (Qwen3Config, Qwen3ForCausalLM)
+# classes, hidden, intermediate, layers, heads, key-value heads, channels of a head, vocabulary
 MODELS = {
-    "tiny": (256, 512, 2, 4, 2, 1024),
-    "llama-3.2-1b": (2048, 8192, 16, 32, 8, 128256),
-    "llama-3.2-3b": (3072, 8192, 28, 24, 8, 128256),
-    "llama-3-8b": (4096, 14336, 32, 32, 8, 128256),
+    "tiny": (LLAMA, 256, 512, 2, 4, 2, 64, 1024),
+    "llama-3.2-1b": (LLAMA, 2048, 8192, 16, 32, 8, 64, 128256),
+    "llama-3.2-3b": (LLAMA, 3072, 8192, 28, 24, 8, 128, 128256),
+    "llama-3-8b": (LLAMA, 4096, 14336, 32, 32, 8, 128, 128256),
+    "qwen3-8b": (QWEN3, 4096, 12288, 36, 32, 8, 128, 151936),
 }
+# Weights of 4 bits, of 8 bits and int8 activations, FP8, weights of 4 bits and int8 activations.
+SCHEMES = "u4b8g128,s8r_s8c,e4m3r_e4m3c,s8r_u4b8g128"
+# What kernels are called, the first kind that matches. The matrix products of cuBLAS include those of nibble's dense tier.
+KINDS = {"nibble": "nibble", "attention": "flash|fmha|attention|softmax|sdpa", "cuBLAS": "gemm|gemv|nvjet|cutlass|xmma|splitk", "others": ""}
 
 
 def make(name, device, dtype):
-    hidden, intermediate, layers, heads, kv_heads, vocabulary = MODELS[name]
-    config = LlamaConfig(
-        hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, vocab_size=vocabulary, tie_word_embeddings=False, max_position_embeddings=4096)
+    """The model with the first of its blocks alone."""
+    (configuration, cls), hidden, intermediate, layers, heads, kv_heads, head_dim, vocabulary = MODELS[name]
+    config = configuration(
+        hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        head_dim=head_dim, vocab_size=vocabulary, tie_word_embeddings=False, max_position_embeddings=1 << 15)
+    config.num_hidden_layers = 1
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model = LlamaForCausalLM(config)
+            model = cls(config)
     finally:
         torch.set_default_dtype(before)
+    config.num_hidden_layers = layers
     return model.eval()
+
+
+def grow(model):
+    """`model` with all of its blocks, which are copies of the first."""
+    first = model.model.layers[0]
+    for i in range(len(model.model.layers), model.config.num_hidden_layers):
+        block = copy.deepcopy(first)
+        block.load_state_dict(first.state_dict())  # weights in memory as nibble has it
+        block.self_attn.layer_idx = i
+        model.model.layers.append(block)
+    return model
 
 
 def as_matrices(model, quantized):
@@ -58,8 +83,10 @@ def as_matrices(model, quantized):
 class Decoder:
     """A model that decodes one token at a time, `batch` sequences side by side, in a graph where there is a GPU."""
 
-    def __init__(self, model, batch, length):
+    def __init__(self, model, batch, length, compiled=False):
         self.model, self.device = model, model.device
+        torch.compiler.reset()
+        self.decode = torch.compile(self.forward, fullgraph=True, dynamic=False) if compiled else self.forward
         self.cache = StaticCache(config=model.config, max_cache_len=length)
         self.ids = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self.position = torch.zeros(1, dtype=torch.long, device=self.device)
@@ -79,7 +106,7 @@ class Decoder:
 
     def step(self):
         """The next token of every sequence, in place."""
-        self.logits = self.forward(self.ids, self.position)
+        self.logits = self.decode(self.ids, self.position)
         self.ids.copy_(self.logits.argmax(-1, keepdim=True))
         self.position += 1
 
@@ -119,12 +146,17 @@ def wait(device):
         torch.cuda.synchronize(device)
 
 
-def rate(model, batch, prompt_length, tokens):
-    """Tokens per second while decoding, the median of three; and the prefill's milliseconds."""
-    prompt = torch.randint(model.config.vocab_size, (batch, prompt_length), device=model.device, generator=generator(model.device))
-    decoder = Decoder(model, batch, prompt_length + tokens + 4)
+def prompt_of(model, batch, length):
+    generator = torch.Generator(device=model.device).manual_seed(1)
+    return torch.randint(model.config.vocab_size, (batch, length), device=model.device, generator=generator)
+
+
+def measure(model, batch, length, args):
+    """Tokens per second while decoding, the median of three; the prefill's milliseconds, of five; with --profile their kernels."""
+    prompt = prompt_of(model, batch, length)
+    decoder = Decoder(model, batch, length + args.tokens + 4, args.compile)
     decoder.capture(prompt)
-    seconds = sorted(decoder.generate(prompt, tokens)[1] for _ in range(3))[1]
+    seconds = statistics.median(decoder.generate(prompt, args.tokens)[1] for _ in range(3))
     prefills = []
     for _ in range(5):
         wait(model.device)
@@ -132,23 +164,51 @@ def rate(model, batch, prompt_length, tokens):
         decoder.prefill(prompt)
         wait(model.device)
         prefills.append(time.perf_counter() - start)
-    return batch * (tokens - 1) / seconds, sorted(prefills)[2] * 1e3
+    result = {"tokens_per_second": batch * (args.tokens - 1) / seconds, "prefill_ms": statistics.median(prefills) * 1e3}
+    if args.profile:
+        steps = min(8, args.tokens)
+        result["decode_profile"] = profile(lambda: [decoder.advance() for _ in range(steps)], steps)
+        result["prefill_profile"] = profile(lambda: decoder.prefill(prompt), 1)
+    return result
 
 
-def generator(device):
-    return torch.Generator(device=device).manual_seed(1)
+def profile(run, times):
+    """Where the GPU's time goes: percent of the time from the first kernel's start to the last one's end. What two kernels run at the same
+    time counts as the first one's."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA and e.time_range.end > e.time_range.start]
+    if not events:
+        raise SystemExit("--profile: PyTorch's profiler saw no kernel on the GPU")
+    events.sort(key=lambda e: e.time_range.start)
+    kernels, calls, begin, end = {}, {}, events[0].time_range.start, events[0].time_range.start
+    for event in events:
+        own = max(0, event.time_range.end - max(end, event.time_range.start))
+        kernels[event.name] = kernels.get(event.name, 0) + own
+        calls[event.name] = calls.get(event.name, 0) + 1
+        end = max(end, event.time_range.end)
+    kinds = {kind: 0 for kind in KINDS}
+    for name, us in kernels.items():
+        kinds[next(kind for kind, pattern in KINDS.items() if re.search(pattern, name.lower()))] += us
+    whole = end - begin
+    kinds["gaps"] = whole - sum(kernels.values())
+    longest = sorted(kernels, key=kernels.get, reverse=True)[:16]
+    return {
+        "us": whole / times, "kinds": {kind: 100 * us / whole for kind, us in kinds.items()},
+        "kernels": [{"name": name[:160], "percent": 100 * kernels[name] / whole, "calls": calls[name] / times} for name in longest]}
 
 
-def compare(model, quantized, prompt_length, tokens):
+def compare(model, matrices, length, tokens):
     """Logits over a prompt against those of float matrices: relative L2 distance; and the greedy tokens that agree."""
-    both = quantized, as_matrices(model, quantized)
-    prompt = torch.randint(model.config.vocab_size, (2, prompt_length), device=model.device, generator=generator(model.device))
+    both = model, matrices
+    prompt = prompt_of(model, 2, length)
     here, there = (m(input_ids=prompt).logits.float() for m in both)
     distance = ((here - there).norm() / there.norm()).item()
     same = (here.argmax(-1) == there.argmax(-1)).float().mean().item()
     texts = []
     for m in both:
-        decoder = Decoder(m, 2, prompt_length + tokens + 4)
+        decoder = Decoder(m, 2, length + tokens + 4)
         decoder.capture(prompt)
         texts.append(decoder.generate(prompt, tokens)[0])
     agree = (texts[0] == texts[1]).int().cumprod(1).sum(1).float().mean().item()
@@ -157,43 +217,69 @@ def compare(model, quantized, prompt_length, tokens):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, default="llama-3.2-1b")
-    parser.add_argument("--schemes", default="u4b8g128,u8b128g128", help="of the quantized linear layers, separated by commas")
-    parser.add_argument("--batch", default="1,16")
-    parser.add_argument("--prompt", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = torch.cuda.is_available()
+    parser.add_argument("--model", choices=MODELS, default="llama-3-8b" if on_gpu else "llama-3.2-1b")
+    parser.add_argument("--schemes", default=SCHEMES, help="of the quantized linear layers, separated by commas")
+    parser.add_argument("--batch", default="1,16", help="numbers of sequences")
+    parser.add_argument("--prompt", default="128", help="their lengths before the first new token")
+    parser.add_argument("--tokens", type=int, default=128, help="new ones of each sequence")
+    parser.add_argument("--dtype", choices=["float16", "bfloat16", "float32"], help="float16 on a GPU, else float32")
+    parser.add_argument("--unfused", action="store_true", help="quantized models before they are fused, too")
+    parser.add_argument("--compile", action="store_true", help="with torch.compile; takes a C compiler")
+    parser.add_argument("--profile", action="store_true", help="shares of the GPU's time")
+    parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--json", help="where the results go, too")
     args = parser.parse_args()
     device = torch.device(args.device)
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
-    batches = [int(b) for b in args.batch.split(",")]
+    if args.profile and device.type != "cuda":
+        parser.error("--profile is of a GPU's kernels")
+    if args.tokens < 2:
+        parser.error(f"--tokens {args.tokens}: a rate takes two")
+    dtype = getattr(torch, args.dtype or ("float16" if device.type == "cuda" else "float32"))
+    batches, lengths = ([int(x) for x in text.split(",")] for text in (args.batch, args.prompt))
     result = {
-        "kind": "generation", "model": args.model, "prompt": args.prompt, "tokens": args.tokens, "torch": torch.__version__,
+        "kind": "generation", "model": args.model, "prompt": lengths[0] if len(lengths) == 1 else lengths, "tokens": args.tokens,
+        "torch": torch.__version__, "nibble": nibble.__version__, "compiled": args.compile,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "dtype": str(dtype)[6:], "runs": []}
 
-    def measure(what, model):
+    def report(what, model):
         for batch in batches:
-            per_second, prefill_ms = rate(model, batch, args.prompt, args.tokens)
-            result["runs"].append({"weights": what, "batch": batch, "tokens_per_second": per_second, "prefill_ms": prefill_ms})
-            print(f"{what:>12}  batch {batch:3}  {per_second:9.1f} tokens/s  prefill {prefill_ms:8.2f} ms", flush=True)
+            for length in lengths:
+                run = measure(model, batch, length, args)
+                result["runs"].append({"weights": what, "batch": batch, "prompt": length, **run})
+                print(f"{what:>22}  batch {batch:3}  prompt {length:5}  {run['tokens_per_second']:9.1f} tokens/s  "
+                      f"prefill {run['prefill_ms']:8.2f} ms", flush=True)
+                for name in ("decode_profile", "prefill_profile"):
+                    if name in run:
+                        shares = ", ".join(f"{kind} {percent:.1f} %" for kind, percent in run[name]["kinds"].items())
+                        print(f"{name[:-8]:>22}  {run[name]['us']:.0f} µs: {shares}", flush=True)
+        save()
+
+    def save():
+        if args.json:
+            with open(args.json, "w") as out:
+                json.dump(result, out, indent=1)
+                out.write("\n")
 
     with torch.inference_mode():
         model = make(args.model, device, dtype)
-        measure(result["dtype"], model)
+        report(result["dtype"], grow(copy.deepcopy(model)))
         for scheme in args.schemes.split(","):
             quantized = copy.deepcopy(model)
             nibble.torch.convert(quantized, scheme)
-            difference = compare(model, quantized, args.prompt, 32)
+            matrices = as_matrices(model, quantized)
+            if args.unfused:
+                report(f"{scheme} unfused", grow(copy.deepcopy(quantized)))
+            left = nibble.torch.fuse(quantized).left
+            if left:
+                raise SystemExit(f"{scheme}: not fused: {left}")
+            difference = compare(grow(quantized), grow(matrices), lengths[0], 32)
+            del matrices
             result["runs"].append({"weights": scheme, **difference})
-            print(f"{scheme:>12}  logits {difference['logits_relative_l2']:.2e} from those of the same numbers as {result['dtype']} matrices; "
+            print(f"{scheme:>22}  logits {difference['logits_relative_l2']:.2e} from those of the same numbers as {result['dtype']} matrices; "
                   f"the same token at {100 * difference['same_argmax']:.1f} % of positions", flush=True)
-            measure(scheme, quantized)
+            report(scheme, quantized)
             del quantized
-    if args.json:
-        with open(args.json, "w") as out:
-            json.dump(result, out, indent=1)
-            out.write("\n")
 
 
 if __name__ == "__main__":

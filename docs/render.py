@@ -452,27 +452,27 @@ def gpu_online(data):
 
 
 def generation(data):
-    """A row per kind of weights: tokens per second and prefill of each batch, and how far logits are from the same numbers' as floats."""
+    """A row per kind of weights: tokens per second and prefill of each batch and prompt, and how far logits are from the same numbers' as
+    floats."""
     if data is None:
         return "Not measured yet: `bench/generate.py` on a machine with a GPU, PyTorch and transformers.\n"
-    rows, differences = {}, {}
-    batches = list(dict.fromkeys(r["batch"] for r in data["runs"] if "batch" in r))
-    for r in data["runs"]:
-        rows.setdefault(r["weights"], {})
-        if "batch" in r:
-            rows[r["weights"]][r["batch"]] = r
-        else:
-            differences[r["weights"]] = f"{r['logits_relative_l2']:.1e} · {100 * r['same_argmax']:.1f} %"
-    floats = rows[data["dtype"]]
+    prompts = data["prompt"] if isinstance(data["prompt"], list) else [data["prompt"]]
+    runs = {(r["weights"], r["batch"], r.get("prompt", prompts[0])): r for r in data["runs"] if "batch" in r}
+    columns = list(dict.fromkeys((batch, prompt) for _, batch, prompt in runs))
+    differences = {r["weights"]: f"{r['logits_relative_l2']:.1e} · {100 * r['same_argmax']:.1f} %" for r in data["runs"] if "batch" not in r}
 
-    def cell(r):
-        ratio = r["tokens_per_second"] / floats[r["batch"]]["tokens_per_second"]
+    def cell(weights, *column):
+        if (weights, *column) not in runs:
+            return ""
+        r = runs[weights, *column]
+        ratio = r["tokens_per_second"] / runs[data["dtype"], *column]["tokens_per_second"]
         return f"{r['tokens_per_second']:.0f} · **{ratio:.2f}×** · {r['prefill_ms']:.1f} ms"
 
-    body = [[f"`{weights}`"] + [cell(cells[b]) if b in cells else "" for b in batches] + [differences.get(weights, "")]
-            for weights, cells in rows.items()]
-    return (table(["weights"] + [f"batch {b}" for b in batches] + ["logits"], body) + f"\n{data['model']} with random weights, {data['device']}, PyTorch "
-            f"{data['torch']}; {data['tokens']} tokens after a prompt of {data['prompt']}, a CUDA graph per token. Tokens per second · over {data['dtype']} · "
+    body = [[f"`{weights}`"] + [cell(weights, *column) for column in columns] + [differences.get(weights, "")]
+            for weights in dict.fromkeys(weights for weights, _, _ in runs)]
+    heads = [f"batch {batch}" + (f", prompt {prompt}" if len(prompts) > 1 else "") for batch, prompt in columns]
+    return (table(["weights"] + heads + ["logits"], body) + f"\n{data['model']} with random weights, {data['device']}, PyTorch "
+            f"{data['torch']}; {data['tokens']} tokens after a prompt of {' or '.join(map(str, prompts))}, a CUDA graph per token. Tokens per second · over {data['dtype']} · "
             "prefill. Logits: relative L2 distance from those of the same numbers as matrices · positions with the same next token.\n")
 
 

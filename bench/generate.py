@@ -110,16 +110,20 @@ class Decoder:
         self.ids.copy_(self.logits.argmax(-1, keepdim=True))
         self.position += 1
 
+    def warm_up(self, prompt):
+        self.prefill(prompt)
+        for _ in range(2):  # plans are made, workspaces allocated, code is compiled
+            self.step()
+
     def capture(self, prompt):
         """To be followed by a prefill: what is captured has run."""
         if self.device.type != "cuda":
+            self.warm_up(prompt)
             return
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self.prefill(prompt)
-            for _ in range(2):  # plans are made, workspaces allocated
-                self.step()
+            self.warm_up(prompt)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):

@@ -1,6 +1,8 @@
 // Random QuantTensors of any scheme, for tests.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -29,15 +31,23 @@ inline QuantTensor random_weight(const WeightScheme& scheme, std::int64_t n, std
   q.scheme = scheme;
   q.n = n;
   q.k = k;
-  q.codes.resize(static_cast<std::size_t>(n * k));
-  const int width = bits(scheme.codes);
-  for (std::size_t i = 0; i < q.codes.size(); ++i) {
+  q.codes.resize(static_cast<std::size_t>(n * k * code_bytes(scheme.codes)));
+  const int width = std::min(bits(scheme.codes), 8);
+  if (scheme.is_dense()) {
+    Tensor floats(scheme.codes, {n, k});
+    for (std::int64_t i = 0; i < n * k; ++i) {
+      const auto at = static_cast<std::uint64_t>(i);
+      floats.set(i, with.exact ? 0.5f * static_cast<float>(random_bits(seed, at) % 15) - 3.5f : 0.02f * random_normal(seed, at));
+    }
+    std::memcpy(q.codes.data(), floats.bytes.data(), q.codes.size());
+  }
+  for (std::size_t i = 0; !scheme.is_dense() && i < q.codes.size(); ++i) {
     auto code = static_cast<std::uint8_t>(random_bits(seed, i) & ((1u << width) - 1));
     if (code_value(scheme.codes, code) != code_value(scheme.codes, code)) code = 0;  // no NaN codes
     q.codes[i] = code;
   }
   const std::vector<std::int64_t> shape{scheme.group.rows(n), q.groups()};
-  q.scales = Tensor(scheme.scale, shape);
+  if (!scheme.is_dense()) q.scales = Tensor(scheme.scale, shape);
   for (std::int64_t i = 0; i < q.scales.numel(); ++i) {
     const auto r = static_cast<float>(random_uniform(seed + 1, static_cast<std::uint64_t>(i)));
     if (bits(scheme.scale) == 8) {  // e4m3 and e8m0 are too coarse to round to: any code of medium magnitude
@@ -128,6 +138,7 @@ inline std::vector<WeightScheme> all_schemes() {
   add(DType::e2m1, ZeroKind::none, GroupShape::group(32), DType::e8m0);
   add(DType::e4m3, ZeroKind::none, GroupShape::group(32), DType::bf16);
   add(DType::e2m1, ZeroKind::none, GroupShape::group(128), DType::f16);
+  for (DType floats : {DType::f32, DType::f16, DType::bf16}) list.push_back(WeightScheme::dense(floats));
   return list;
 }
 

@@ -4,6 +4,7 @@
 //                                        u4b8g32   4-bit codes meaning code − 8, no zero points, groups of 32
 //                                        s8c       signed 8-bit, one scale per output channel
 //                                        e4m3b128x128  FP8, one scale per 128×128 block
+//                                        bf16      dense: not quantized, no scales; also f16, f32
 //   activation  <codes><zero><group>_<weight>
 //                                        s8r_s8c   activations quantized to int8 per token (row) while running
 //                                        s8zr_s8c  the same with a zero point per token
@@ -53,11 +54,15 @@ struct GroupShape {
 
 /// How weights are quantized.
 struct WeightScheme {
-  DType codes = DType::u4b8;                  // of up to 8 bits: u2 … u8, their biased forms, s8, e4m3, ...
+  DType codes = DType::u4b8;                  // of up to 8 bits: u2 … u8, their biased forms, s8, e4m3, ...; f32, f16, bf16
   ZeroKind zero = ZeroKind::none;             // how zero points enter W
   GroupShape group = GroupShape::group(128);  // what shares a scale and a zero point
   DType scale = DType::f16;                   // how scales are stored; not part of the name
 
+  /// Of a weight that is not quantized: `type` is f32, f16 or bf16; one group, and no scales.
+  static constexpr WeightScheme dense(DType type) { return {type, ZeroKind::none, GroupShape::tensor(), DType::none}; }
+  /// Whether the codes are f32, f16 or bf16, which stand for themselves.
+  constexpr bool is_dense() const { return is_compute_float(codes); }
   /// "u4zg128".
   std::string name() const;
   /// A sentence for people: "4-bit codes, integer zero points, f16 scales per group of 128".
@@ -86,7 +91,7 @@ struct Scheme {
 
   /// "u4zg128", "s8r_s8c".
   std::string name() const;
-  /// The inverse of name(). Scales are taken to be f16 unless `scale` says otherwise.
+  /// The inverse of name(). Scales are taken to be f16 unless `scale` says otherwise; dense weights have none.
   static Result<Scheme> parse(std::string_view text, DType scale = DType::f16);
   friend bool operator==(const Scheme&, const Scheme&) = default;
 };

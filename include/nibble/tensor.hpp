@@ -140,14 +140,16 @@ struct Extent {
 ///
 /// The result is an f32 number: (q − z)·s rounded once to f32 (exact whenever s has at most 16 significant bits), times the
 /// second-level scale rounded once more where there is one; q·s + o is computed in f64 and rounded once.
+///
+/// A dense weight, whose scheme is f32, f16 or bf16, is not quantized: its codes are the numbers themselves, exactly.
 struct QuantTensor {
   WeightScheme scheme;              // what codes, scales and zeros mean
   std::int64_t n = 0;               // output channels, 1 … kMaxSize
   std::int64_t k = 0;               // input channels, as n; n·k at most kMaxElements
-  std::vector<std::uint8_t> codes;  // [N,K], one code a byte, upper bits zero
-  Tensor scales;                    // [rows, groups], rows = group.rows(n), groups = group.cols(k); dtype scheme.scale
-  Tensor zeros;                     // shaped like scales; u8 or s8 for integer, f32/f16/bf16 for offset and real; empty for none
-  std::optional<float> scale2;      // second-level, per tensor: multiplies W
+  std::vector<std::uint8_t> codes;  // [N,K], one code a byte, upper bits zero; of a dense weight code_bytes() each, little-endian
+  Tensor scales;  // [rows, groups], rows = group.rows(n), groups = group.cols(k); dtype scheme.scale; empty for dense
+  Tensor zeros;   // shaped like scales; u8 or s8 for integer, f32/f16/bf16 for offset and real; empty for none
+  std::optional<float> scale2;      // second-level, per tensor: multiplies W; not of a dense weight
   std::vector<std::int32_t> g_idx;  // [K] group of each input channel; empty: k / group.k
   Tensor prescale;                  // [K] multiplies the activations (AWQ/ModelOpt); empty: none
   Tensor bias;                      // [N] float; empty: none

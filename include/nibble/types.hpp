@@ -58,8 +58,11 @@ inline std::uint64_t storage_bytes(DType dtype, std::uint64_t count) {
   return (count * static_cast<std::uint64_t>(bits(dtype)) + 7) / 8;
 }
 
-/// True for the types activations, outputs and dequantized weights can have: f32, f16, bf16.
-inline bool is_compute_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
+/// True for the types activations, outputs, dequantized and dense weights can have: f32, f16, bf16.
+constexpr bool is_compute_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
+
+/// Bytes of one element of QuantTensor::codes: 1 for codes of up to 8 bits, 2 or 4 for the floats of dense weights.
+inline int code_bytes(DType codes) { return bits(codes) <= 8 ? 1 : bits(codes) / 8; }
 
 /// The value of one quantized code (its low `bits(dtype)` bits): u4b8 code 15 → 7, e4m3 0x7e → 448. NaN where the type says so.
 float code_value(DType dtype, std::uint8_t code);

@@ -30,7 +30,7 @@ void repeat_row(Tensor& t, std::int64_t n) {
 
 /// The same weight with a scale for each output channel where it had one for all of them.
 void scale_channels(QuantTensor& q) {
-  if (q.scheme.group.n != 0) return;
+  if (q.scheme.group.n != 0 || q.scheme.is_dense()) return;
   q.scheme.group.n = 1;
   repeat_row(q.scales, q.n);
   repeat_row(q.zeros, q.n);
@@ -76,7 +76,7 @@ Result<QuantTensor> join(std::span<const QuantTensor> parts) try {
     scale_channels(part);
     if (const std::string what = difference(all, part); !what.empty())
       return error(StatusCode::invalid_argument, "weights 0 and {} cannot be joined: {}", i, what);
-    if (all.n % all.scheme.group.n != 0)
+    if (all.scheme.group.n != 0 && all.n % all.scheme.group.n != 0)
       return error(StatusCode::invalid_argument,
                    "weights cannot be joined: {} rows end inside a block of {}, which shares a scale", all.n, all.scheme.group.n);
     append(all.codes, part.codes);

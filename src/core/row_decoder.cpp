@@ -3,6 +3,7 @@
 namespace nibble {
 
 RowDecoder::RowDecoder(const QuantTensor& q) : q_(q), group_of_(q.g_idx) {
+  if (q.scheme.is_dense()) return;
   for (std::size_t code = 0; code < values_.size(); ++code)
     values_[code] = static_cast<double>(code_value(q.scheme.codes, static_cast<std::uint8_t>(code)));
   for (std::int64_t i = 0; i < q.scales.numel(); ++i) {
@@ -16,6 +17,10 @@ RowDecoder::RowDecoder(const QuantTensor& q) : q_(q), group_of_(q.g_idx) {
 }
 
 void RowDecoder::decode(std::int64_t n, float* out) const {
+  if (q_.scheme.is_dense()) {
+    for (std::int64_t k = 0; k < q_.k; ++k) out[k] = q_.value(n, k);
+    return;
+  }
   const std::uint8_t* codes = q_.codes.data() + n * q_.k;
   const auto first = static_cast<std::size_t>((q_.scheme.group.n == 0 ? 0 : n / q_.scheme.group.n) * q_.groups());
   const bool offset = q_.scheme.zero == ZeroKind::offset;

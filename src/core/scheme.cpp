@@ -71,11 +71,13 @@ std::optional<DType> take_codes(std::string_view& text) {
 }  // namespace
 
 std::string WeightScheme::name() const {
+  if (is_dense()) return std::string(nibble::name(codes));
   return fmt::format("{}{}{}", nibble::name(codes), zero_token(zero), group_name(group, 'c'));
 }
 
 std::string WeightScheme::describe() const {
   const DTypeInfo& c = info(codes);
+  if (is_dense()) return fmt::format("{}-bit floats, not quantized", c.bits);
   std::string text = fmt::format("{}-bit {} codes", c.bits,
                                  c.kind == DTypeKind::floating ? "float"
                                  : c.kind == DTypeKind::sint   ? "signed"
@@ -98,9 +100,11 @@ std::string Scheme::name() const {
 
 Result<Scheme> Scheme::parse(std::string_view text, DType scale) {
   auto bad = [&](std::string_view why) {
-    return error(StatusCode::invalid_argument,
-                 "'{}' is not a scheme: {}; write <codes><z|o|f|><t|c|gSIZE|bNxK>, for example u4zg128, u4b8g32, s8c or s8r_s8c",
-                 shown(text), why);
+    return error(
+        StatusCode::invalid_argument,
+        "'{}' is not a scheme: {}; write <codes><z|o|f|><t|c|gSIZE|bNxK>, for example u4zg128, u4b8g32, s8c or s8r_s8c, or "
+        "f32, f16 or bf16 for a weight that is not quantized",
+        shown(text), why);
   };
   Scheme scheme;
   std::string_view rest = text;
@@ -113,6 +117,11 @@ Result<Scheme> Scheme::parse(std::string_view text, DType scale) {
     auto group = parse_group(act, 'r');
     if (!group || group->n > 1) return bad("the activation group is not t, r or gSIZE");
     scheme.act = {*codes, *group, zero};
+  }
+  if (const auto floats = parse_dtype(rest); floats && is_compute_float(*floats)) {
+    if (scheme.act.codes != DType::none) return bad("the activations of a weight that is not quantized are not either");
+    scheme.weight = WeightScheme::dense(*floats);
+    return scheme;
   }
   auto codes = take_codes(rest);
   if (!codes) return bad("the weight code type is unknown");

@@ -13,11 +13,15 @@
 namespace nibble {
 namespace {
 
+template <class T, class Byte>
+T load(const std::vector<Byte>& bytes, std::int64_t i) {
+  T value;
+  std::memcpy(&value, bytes.data() + static_cast<std::size_t>(i) * sizeof(T), sizeof(T));
+  return value;
+}
 template <class T>
 T load(const Tensor& t, std::int64_t i) {
-  T value;
-  std::memcpy(&value, t.bytes.data() + static_cast<std::size_t>(i) * sizeof(T), sizeof(T));
-  return value;
+  return load<T>(t.bytes, i);
 }
 
 template <class T>
@@ -131,11 +135,15 @@ Status check_weight(const WeightFacts& weight) {
   if (n < 1 || k < 1) return bad("W[N,K] = [{},{}] is empty; both must be at least 1", n, k);
   NIBBLE_RETURN_IF_ERROR(check_sizes({{"N", n}, {"K", k}}));
   NIBBLE_RETURN_IF_ERROR(check_elements("W", {n, k}));
-  if (bits(scheme.codes) == 0 || bits(scheme.codes) > 8) return bad("codes of type {} have no 8-bit form", name(scheme.codes));
+  if (!scheme.is_dense() && (bits(scheme.codes) == 0 || bits(scheme.codes) > 8))
+    return bad("codes of type {} have no 8-bit form", name(scheme.codes));
   if (filter.h < 1 || filter.w < 1 || k % filter.h != 0 || k / filter.h % filter.w != 0)
     return bad("K={} is not a multiple of the {}x{} elements of the convolution's filter", k, filter.h, filter.w);
   if (scheme.group.n < 0 || scheme.group.k < 0) return bad("group shape {}x{} is negative", scheme.group.n, scheme.group.k);
-  if (info(scheme.scale).kind != DTypeKind::floating || bits(scheme.scale) < 8)
+  if (scheme.is_dense() && scheme != WeightScheme::dense(scheme.codes))
+    return bad("a dense weight of {} has no scales, zero points or groups; use the scheme '{}'", name(scheme.codes),
+               name(scheme.codes));
+  if (!scheme.is_dense() && (info(scheme.scale).kind != DTypeKind::floating || bits(scheme.scale) < 8))
     return bad("scales of type {} are not supported; use f32, f16, bf16, e4m3 or e8m0", name(scheme.scale));
   if (scheme.zero == ZeroKind::none) {
     if (zero_type != DType::none) return bad("scheme {} has no zero points but zeros are given", scheme.name());
@@ -157,9 +165,10 @@ Status check_weight(const WeightFacts& weight) {
 Status QuantTensor::validate() const {
   NIBBLE_RETURN_IF_ERROR(check_weight({scheme, n, k, zeros.dtype, filter, !g_idx.empty(), static_acts, act_limit}));
   if (scales.dtype != scheme.scale) return bad("scales are {}, the scheme says {}", name(scales.dtype), name(scheme.scale));
-  if (codes.size() != static_cast<std::size_t>(n) * static_cast<std::size_t>(k))
-    return bad("codes holds {} bytes, W[{},{}] needs {}", codes.size(), n, k, n * k);
-  const int width = bits(scheme.codes);
+  if (const std::int64_t needed = n * k * code_bytes(scheme.codes); codes.size() != static_cast<std::size_t>(needed))
+    return bad("codes holds {} bytes, W[{},{}] needs {}", codes.size(), n, k, needed);
+  if (scheme.is_dense() && scale2) return bad("a dense weight has no scale2, this one is {}", *scale2);
+  const int width = std::min(bits(scheme.codes), 8);
   std::uint8_t all = 0;  // the OR of all codes: a search for the first bad one would be slower than memory
   for (const std::uint8_t code : codes) all |= code;
   if (all >> width != 0) {
@@ -170,7 +179,7 @@ Status QuantTensor::validate() const {
     }
   }
   const std::int64_t expected[] = {scheme.group.rows(n), groups()};
-  NIBBLE_RETURN_IF_ERROR(expect_shape("scales", scales, expected));
+  if (!scheme.is_dense()) NIBBLE_RETURN_IF_ERROR(expect_shape("scales", scales, expected));
   if (scheme.zero != ZeroKind::none) NIBBLE_RETURN_IF_ERROR(expect_shape("zeros", zeros, expected));
   if (!g_idx.empty()) {
     if (g_idx.size() != static_cast<std::size_t>(k)) return bad("g_idx has {} entries, K is {}", g_idx.size(), k);
@@ -198,6 +207,12 @@ Status QuantTensor::validate() const {
 }
 
 float QuantTensor::value(std::int64_t row, std::int64_t col) const {
+  switch (scheme.codes) {
+    case DType::f32: return load<float>(codes, row * k + col);
+    case DType::f16: return to_f32(load<f16>(codes, row * k + col));
+    case DType::bf16: return to_f32(load<bf16>(codes, row * k + col));
+    default: break;
+  }
   const std::int64_t g = !g_idx.empty() ? g_idx[static_cast<std::size_t>(col)] : scheme.group.k == 0 ? 0 : col / scheme.group.k;
   const std::int64_t at = (scheme.group.n == 0 ? 0 : row / scheme.group.n) * groups() + g;
   const double q = code_value(scheme.codes, codes[static_cast<std::size_t>(row * k + col)]);
@@ -210,7 +225,7 @@ float QuantTensor::value(std::int64_t row, std::int64_t col) const {
 }
 
 double QuantTensor::bits_per_weight() const {
-  const double code_bits = static_cast<double>(codes.size()) * bits(scheme.codes);
+  const double code_bits = static_cast<double>(n) * static_cast<double>(k) * bits(scheme.codes);
   double zero_bits = 8.0 * static_cast<double>(zeros.bytes.size());
   if (scheme.zero == ZeroKind::integer) zero_bits *= bits(scheme.codes) / 8.0;
   const double other =

@@ -2,12 +2,14 @@
 #include <algorithm>
 #include <array>
 
+#include "layouts/gpu_rows.hpp"
 #include "layouts/layout.hpp"
 
 namespace nibble {
 
 std::span<const Layout* const> layout_table() {
-  static constexpr std::array kTable{&kTile32Layout, &kTile16Layout, &kGpuTileLayout, &kGpuW8Layout, &kPlainLayout};
+  static constexpr std::array kTable{&kTile32Layout, &kTile16Layout,  &kGpuTileLayout,
+                                     &kGpuW8Layout,  &kGpuRowsLayout, &kPlainLayout};
   return kTable;
 }
 

@@ -114,23 +114,42 @@ std::uint64_t get_row(const tile::Planes& planes, int r, const std::uint8_t* oct
   return eight;
 }
 
+/// The floats of channels k0 … k0+count−1 of row r, into a dense octet of zeros and back.
+template <int R>
+void put_floats(const std::uint8_t* floats, int width, int count, int r, std::uint8_t* octet) {
+  for (int j = 0; j < count; ++j)
+    std::memcpy(octet + tile::float_place(R, 8 * width, r, j), floats + j * width, static_cast<std::size_t>(width));
+}
+template <int R>
+void get_floats(const std::uint8_t* octet, int width, int count, int r, std::uint8_t* floats) {
+  for (int j = 0; j < count; ++j)
+    std::memcpy(floats + j * width, octet + tile::float_place(R, 8 * width, r, j), static_cast<std::size_t>(width));
+}
+
 template <int R>
 void pack_block(const QuantTensor& q, PackedWeightData& packed, const tile::Geometry& geo, std::int64_t block) {
-  const tile::Planes planes = tile::planes(geo.bits);
+  const bool dense = q.scheme.is_dense();
+  const int width = code_bytes(q.scheme.codes);
+  const tile::Planes planes = dense ? tile::Planes{} : tile::planes(geo.bits);
   const int rows = static_cast<int>(std::min<std::int64_t>(R, geo.n - block * R));
   std::byte* bytes = packed.bytes.data() + geo.record(block, 0);
   std::memset(bytes, 0, static_cast<std::size_t>(geo.row_block_bytes));
   for (std::int64_t g = 0; g < geo.groups(); ++g) {
     std::byte* record = packed.bytes.data() + geo.record(block, g);
-    pack_column(q.scales, q.scheme, geo, block, g, record);
+    if (!dense) pack_column(q.scales, q.scheme, geo, block, g, record);
     if (!q.zeros.empty()) pack_column(q.zeros, q.scheme, geo, block, g, record + geo.scale_bytes);
     auto* octet = reinterpret_cast<std::uint8_t*>(record + geo.header_bytes);
     const std::int64_t k_end = std::min(geo.k, (g + 1) * geo.group);
     for (std::int64_t k = g * geo.group; k < k_end; k += tile::kOctet, octet += geo.octet_bytes) {
       const int count = static_cast<int>(std::min<std::int64_t>(tile::kOctet, k_end - k));
-      for (int r = 0; r < rows; ++r)
+      for (int r = 0; r < rows; ++r) {
+        if (dense) {
+          put_floats<R>(q.codes.data() + ((block * R + r) * q.k + k) * width, width, count, r, octet);
+          continue;
+        }
         put_row<R>(gather(q.codes.data() + (block * R + r) * q.k, packed.perm, k, count) ^ sign_flip(q.scheme.codes, count),
                    planes, r, octet);
+      }
     }
   }
 }
@@ -144,20 +163,26 @@ void pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
 template <int R>
 void unpack(const PackedWeightData& packed, QuantTensor& q) {
   const tile::Geometry geo = tile::geometry(R, q.scheme, packed.zero_type, q.n, q.k);
-  const tile::Planes planes = tile::planes(geo.bits);
+  const bool dense = q.scheme.is_dense();
+  const int width = code_bytes(q.scheme.codes);
+  const tile::Planes planes = dense ? tile::Planes{} : tile::planes(geo.bits);
   for (std::int64_t block = 0; block < geo.row_blocks(); ++block) {
     for (std::int64_t g = 0; g < geo.groups(); ++g) {
       const std::byte* record = packed.bytes.data() + geo.record(block, g);
-      unpack_column(record, q.scheme, geo, block, g, q.scales);
+      if (!dense) unpack_column(record, q.scheme, geo, block, g, q.scales);
       if (!q.zeros.empty()) unpack_column(record + geo.scale_bytes, q.scheme, geo, block, g, q.zeros);
 
       const auto* octet = reinterpret_cast<const std::uint8_t*>(record + geo.header_bytes);
       const std::int64_t k_end = std::min(geo.k, (g + 1) * geo.group);
       for (std::int64_t k0 = g * geo.group; k0 < k_end; k0 += tile::kOctet, octet += geo.octet_bytes)
-        for (int r = 0; r < R && block * R + r < geo.n; ++r)
-          scatter(get_row<R>(planes, r, octet) ^ sign_flip(q.scheme.codes, tile::kOctet),
-                  q.codes.data() + (block * R + r) * geo.k, packed.perm, k0,
-                  static_cast<int>(std::min<std::int64_t>(tile::kOctet, k_end - k0)));
+        for (int r = 0; r < R && block * R + r < geo.n; ++r) {
+          const int count = static_cast<int>(std::min<std::int64_t>(tile::kOctet, k_end - k0));
+          std::uint8_t* const row = q.codes.data() + (block * R + r) * geo.k * width;
+          if (dense)
+            get_floats<R>(octet, width, count, r, row + k0 * width);
+          else
+            scatter(get_row<R>(planes, r, octet) ^ sign_flip(q.scheme.codes, tile::kOctet), row, packed.perm, k0, count);
+        }
     }
   }
 }
@@ -177,6 +202,7 @@ octet     = plane | plane | ...       the code's bits as planes of width w = 8, 
 plane     = row 0 | row 1 | ... | row 15               w bytes each; channel j in byte j mod w at bit (j div w)·w
             w = 4: 32 bits are channels 0 4 1 5 2 6 3 7 from the low nibble up
             w = 8: channels 0…3 of all rows, then channels 4…7 of all rows
+            dense, 16 bits: channels (0,2) of all rows, (4,6) of all rows, (1,3), (5,7); f32: channel 0 of all rows, channel 1, …
 )");
 
 const Layout kTile32Layout = make_layout<32>("cpu_n32", R"(
@@ -187,6 +213,7 @@ octet     = plane | plane | ...       the code's bits as planes of width w = 8, 
 plane     = row 0 | row 1 | ... | row 31               w bytes each; channel j in byte j mod w at bit (j div w)·w
             w = 4: 32 bits are channels 0 4 1 5 2 6 3 7 from the low nibble up
             w = 8: channels 0…3 of all rows, then channels 4…7 of all rows
+            dense, 16 bits: channels (0,2) of all rows, (4,6) of all rows, (1,3), (5,7); f32: channel 0 of all rows, channel 1, …
 )");
 
 }  // namespace nibble

@@ -18,6 +18,10 @@
 //   as 16-bit halves    → shifts by 0, 4, 8, 12 give the pairs (k0,k2) (k4,k6) (k1,k3) (k5,k7) of a bf16 dot product
 //   >> 4i & 15          → one channel of every row: an operand of a float multiply-add
 //
+// A dense octet of 16-bit floats is four words a row, each a pair of channels, the first one in the low half; the R words of a pair stand
+// side by side. These are the pairs of the nibbles above, operands of a bf16 dot product as they lie: (k0,k2) (k4,k6) (k1,k3) (k5,k7).
+// One of f32 is k0 of all rows, then k1 of all rows, …, k7.
+//
 // Other widths are bit planes of width 8, 4, 2 and 1, low bits first. A plane of width w holds w bytes per row and octet; channel
 // j sits in byte j mod w, at bit (j div w)·w, the rows side by side. An 8-bit plane is two halves of 4 channels, each 4 bytes per
 // row, for the same dot products, which take them unsigned: s8 is stored as code + 128.
@@ -65,6 +69,13 @@ struct BitPlace {
 constexpr BitPlace place(int rows, int width, int r, int j) {
   if (width == 8) return {(j / 4) * 4 * rows + 4 * r + j % 4, 0};
   return {r * width + j % width, (j / width) * width};
+}
+
+/// The byte of channel j (0…7) of row r in an octet of 16-bit floats or f32.
+constexpr int float_place(int rows, int bits, int r, int j) {
+  if (bits == 32) return 4 * (j * rows + r);
+  const int pair = j % 2 * 2 + j / 4;
+  return 4 * (pair * rows + r) + j / 2 % 2 * 2;
 }
 
 /// Sizes and offsets of one weight's records.

@@ -97,6 +97,8 @@ Status check(const Description& description, const SmallTensors& small) {
   };
   NIBBLE_RETURN_IF_ERROR(corrupt(check_weight({header.scheme, header.n, header.k, header.zero_type, header.filter,
                                                small.perm != nullptr, header.static_acts, header.act_limit})));
+  if (header.scheme.is_dense() && header.scale2)
+    return error(StatusCode::corrupt_data, "a dense weight has no scale2, this one is {}", *header.scale2);
   if (const std::string reason = refusal(*header.layout, header.scheme, header.zero_type, header.k); !reason.empty())
     return error(StatusCode::corrupt_data, "layout {} cannot hold it: {}", header.layout->name, reason);
   const std::size_t size = header.layout->size(header.scheme, header.zero_type, header.n, header.k);

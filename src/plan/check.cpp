@@ -26,6 +26,10 @@ Status check_quantize(const LinearSpec& spec, const WeightDesc& weight) {
                  "activations of type {}: neither f32, f16, bf16 nor codes, which LinearSpec::act_scheme names",
                  name(spec.a_dtype));
   if (act.codes == DType::none) return {};
+  if (weight.scheme.is_dense())
+    return error(StatusCode::unsupported,
+                 "the weight is {}, not quantized, and its activations are not quantized either: leave act_scheme out",
+                 weight.scheme.name());
   if (act.codes != DType::s8 && act.codes != DType::e4m3)
     return error(StatusCode::unsupported, "activations cannot be quantized to {}; use s8 or e4m3", name(act.codes));
   if (act.zero == ZeroKind::real || (act.zero != ZeroKind::none && act.codes != DType::s8))

@@ -299,9 +299,9 @@ Result<QuantTensor> unpack(const PackedWeight& weight) try {
   q.bias = packed.bias;
   q.static_acts = packed.static_acts;
   q.act_limit = packed.act_limit;
-  q.codes.resize(static_cast<std::size_t>(q.n * q.k));
+  q.codes.resize(static_cast<std::size_t>(q.n * q.k * code_bytes(q.scheme.codes)));
   const std::vector<std::int64_t> shape{q.scheme.group.rows(q.n), q.groups()};
-  q.scales = Tensor(q.scheme.scale, shape);
+  if (!q.scheme.is_dense()) q.scales = Tensor(q.scheme.scale, shape);
   if (packed.zero_type != DType::none) q.zeros = Tensor(packed.zero_type, shape);
   if (!packed.perm.empty()) {
     q.g_idx.resize(static_cast<std::size_t>(q.k));

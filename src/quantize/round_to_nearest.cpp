@@ -3,7 +3,7 @@
 // A group of weights becomes a scale s, a zero z and codes u in [0, top], top = 2^bits − 1, that mean (u − z)·s. Symmetric
 // schemes fix z = 2^(bits−1), which their code type uXbB carries; asymmetric ones store it. The same arithmetic serves both, and signed
 // codes, which are u and z minus 128. With a float offset o, codes mean u·s + o: z is 0, and o is subtracted from weights first. Float
-// codes are e4m3(w / s) with s = max|w| / 448.
+// codes are e4m3(w / s) with s = max|w| / 448. Dense weights are rounded to their type, and have no scale.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -140,6 +140,34 @@ struct Piece {
   const T* row(std::int64_t i) const { return first + i * stride; }
 };
 
+Status not_finite(float w, std::int64_t n, std::int64_t k) {
+  return error(StatusCode::invalid_argument, "w[{},{}] is {}; only finite weights can be quantized", n, k,
+               std::isnan(w) ? "NaN" : "infinite");
+}
+
+/// Row n of a dense weight.
+template <class To, class From>
+Status round_row(std::int64_t n, const From* w, To (*round)(float), QuantTensor& q) {
+  auto* const row = reinterpret_cast<To*>(q.codes.data()) + n * q.k;
+  for (std::int64_t k = 0; k < q.k; ++k) {
+    const float x = to_f32(w[k]);
+    if (!std::isfinite(x)) return not_finite(x, n, k);
+    row[k] = round(x);
+    if (!std::isfinite(to_f32(row[k])))
+      return error(StatusCode::invalid_argument, "w[{},{}] = {:g} is beyond the range of {}; use {}", n, k, x,
+                   name(q.scheme.codes), q.scheme.codes == DType::f16 ? "bf16 or f32" : "f32");
+  }
+  return {};
+}
+template <class From>
+Status round_row(std::int64_t n, const From* w, QuantTensor& q) {
+  switch (q.scheme.codes) {
+    case DType::f16: return round_row<f16>(n, w, to_f16, q);
+    case DType::bf16: return round_row<bf16>(n, w, to_bf16, q);
+    default: return round_row<float>(n, w, to_f32, q);
+  }
+}
+
 class Quantizer {
  public:
   Quantizer(const QuantizeSpec& spec, QuantTensor& q)
@@ -147,8 +175,8 @@ class Quantizer {
         q_(q),
         is_float_(spec.scheme.codes == DType::e4m3),
         bias_(spec.scheme.codes == DType::s8 ? 128.0f : 0.0f),
-        top_(static_cast<float>((1 << bits(q.scheme.codes)) - 1)),
-        middle_(static_cast<float>(1 << (bits(q.scheme.codes) - 1))) {}
+        top_(std::ldexp(1.0f, bits(q.scheme.codes)) - 1),
+        middle_(std::ldexp(1.0f, bits(q.scheme.codes) - 1)) {}
 
   /// Quantizes the `rows` rows from row n, which starts at w, with one row of scales.
   template <class T>
@@ -161,7 +189,7 @@ class Quantizer {
         const Range other = find_range(piece.row(i), piece.cols);
         range = {std::min(range.low, other.low), std::max(range.high, other.high), range.finite && other.finite};
       }
-      if (!range.finite) return not_finite(piece);
+      if (!range.finite) return first_not_finite(piece);
       const std::optional<GroupCode> code = choose(piece, range);
       if (!code) return too_large(piece, range);
       for (std::int64_t i = 0; i < rows; ++i) {
@@ -234,13 +262,12 @@ class Quantizer {
   }
 
   template <class T>
-  static Status not_finite(const Piece<T>& piece) {
+  static Status first_not_finite(const Piece<T>& piece) {
     std::int64_t i = 0;
     const auto finite = [](T w) { return std::isfinite(to_f32(w)); };
     while (std::all_of(piece.row(i), piece.row(i) + piece.cols, finite)) ++i;
     const T* at = std::find_if_not(piece.row(i), piece.row(i) + piece.cols, finite);
-    return error(StatusCode::invalid_argument, "w[{},{}] is {}; only finite weights can be quantized", piece.n + i,
-                 piece.k + (at - piece.row(i)), std::isnan(to_f32(*at)) ? "NaN" : "infinite");
+    return not_finite(to_f32(*at), piece.n + i, piece.k + (at - piece.row(i)));
   }
 
   template <class T>
@@ -264,6 +291,12 @@ class Quantizer {
 Status check(const ConstTensorView& w, const QuantizeSpec& spec) {
   NIBBLE_RETURN_IF_ERROR(check_float_matrix(w));
   const WeightScheme& scheme = spec.scheme;
+  if (scheme.is_dense() && scheme != WeightScheme::dense(scheme.codes))
+    return error(StatusCode::invalid_argument, "a dense weight of {} has no scales, zero points or groups; use the scheme '{}'",
+                 name(scheme.codes), name(scheme.codes));
+  if (scheme.is_dense() && spec.clip_search)
+    return error(StatusCode::invalid_argument, "a clipping search is for integers: {} has no range to choose", scheme.name());
+  if (scheme.is_dense()) return {};
   const bool symmetric = scheme.zero == ZeroKind::none, e4m3 = scheme.codes == DType::e4m3, s8 = scheme.codes == DType::s8;
   const DTypeKind kind = info(scheme.codes).kind;
   const bool few_bits =
@@ -271,9 +304,11 @@ Status check(const ConstTensorView& w, const QuantizeSpec& spec) {
   if (e4m3 && !symmetric) return error(StatusCode::invalid_argument, "e4m3 codes have no zero points, {} has", scheme.name());
   const bool offset = scheme.zero == ZeroKind::offset;
   if ((!e4m3 && !s8 && !few_bits) || scheme.zero == ZeroKind::real || (offset && s8))
-    return error(StatusCode::unsupported,
-                 "quantizing to {}: codes are uXbB, uX with integer zero points (uXz...) or float offsets (uXo...), s8 or e4m3",
-                 scheme.name());
+    return error(
+        StatusCode::unsupported,
+        "quantizing to {}: codes are uXbB, uX with integer zero points (uXz...) or float offsets (uXo...), s8, e4m3, f32, "
+        "f16 or bf16",
+        scheme.name());
   if (e4m3 && spec.clip_search)
     return error(StatusCode::invalid_argument,
                  "a clipping search is for integers: how precise e4m3 is does not depend on the range");
@@ -299,9 +334,12 @@ Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec,
   q.scheme = spec.scheme;
   q.n = w.dim(0);
   q.k = w.dim(1);
-  q.codes.resize(q.n * q.k);
-  const std::int64_t bands = q.scheme.group.rows(q.n), height = q.scheme.group.n == 0 ? q.n : q.scheme.group.n;
-  q.scales = Tensor(q.scheme.scale, {bands, q.groups()});
+  q.codes.resize(q.n * q.k * code_bytes(q.scheme.codes));
+  const bool dense = q.scheme.is_dense();
+  const std::int64_t bands = dense ? q.n : q.scheme.group.rows(q.n), height = dense                   ? 1
+                                                                              : q.scheme.group.n == 0 ? q.n
+                                                                                                      : q.scheme.group.n;
+  if (!dense) q.scales = Tensor(q.scheme.scale, {bands, q.groups()});
   if (q.scheme.zero == ZeroKind::offset)
     q.zeros = Tensor(q.scheme.scale, {bands, q.groups()});
   else if (q.scheme.zero != ZeroKind::none)
@@ -318,7 +356,8 @@ Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec,
     const std::int64_t end = std::min(bands, (task + 1) * per_task);
     for (std::int64_t band = task * per_task; band < end; ++band) {
       const std::int64_t n = band * height, rows = std::min(height, q.n - n);
-      Status status = with_row(w, n, [&](const auto* first) { return quantizer.band(n, rows, first, w.stride(0)); });
+      Status status = with_row(
+          w, n, [&](const auto* first) { return dense ? round_row(n, first, q) : quantizer.band(n, rows, first, w.stride(0)); });
       if (status.ok()) continue;
       const std::lock_guard lock(mutex);
       if (band < failed) {

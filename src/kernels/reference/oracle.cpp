@@ -402,6 +402,7 @@ WeightArrays arrays_of(const QuantTensor& q) {
 }
 
 double weight_value(const WeightArrays& w, std::int64_t n, std::int64_t k) {
+  if (w.scheme.is_dense()) return element(w.codes, w.scheme.codes, n * w.k + k);
   const std::int64_t at = scale_index(w, n, k);
   const double q = code_value(w.scheme.codes, w.codes[n * w.k + k]);
   const double s = element(w.scales, w.scheme.scale, at);

@@ -18,7 +18,7 @@ WeightArrays arrays_of(const PackedWeightData& packed) {
   w.k = packed.k;
   const auto scale_count = static_cast<std::uint64_t>(w.scheme.group.rows(w.n) * w.scheme.group.cols(w.k));
   w.codes = reinterpret_cast<const std::uint8_t*>(packed.bytes.data());
-  w.scales = packed.bytes.data() + w.n * w.k;
+  w.scales = packed.bytes.data() + w.n * w.k * code_bytes(w.scheme.codes);
   w.zeros = w.scales + storage_bytes(w.scheme.scale, scale_count);
   w.zero_type = packed.zero_type;
   w.scale2 = packed.scale2.value_or(1.0f);

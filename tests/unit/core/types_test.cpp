@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/row_decoder.hpp"
@@ -79,7 +80,7 @@ TEST(Scheme, NamesRoundTrip) {
     EXPECT_EQ(parsed->weight, weight);
   }
   for (const char* text : {"u4zg128", "u4b8g32", "s8c", "e4m3b128x128", "s8r_s8c", "s8t_s8t", "s8g128_u4zg128", "s8zg128_u4zg128",
-                           "s8zg256_s8c", "s8og32_u4zg32", "s8or_u4og32", "u4fg64", "u8b128t"}) {
+                           "s8zg256_s8c", "s8og32_u4zg32", "s8or_u4og32", "u4fg64", "u8b128t", "f32", "f16", "bf16"}) {
     const auto parsed = Scheme::parse(text);
     ASSERT_TRUE(parsed.ok()) << text << ": " << parsed.status().message();
     EXPECT_EQ(parsed->name(), text);
@@ -88,7 +89,7 @@ TEST(Scheme, NamesRoundTrip) {
 
 TEST(Scheme, BadNamesSayWhy) {
   for (const char* text : {"", "u4", "x4g128", "u4g0", "u4g-1", "u4gx", "u4b128", "u4zg128x", "f32c", "s8q_s8c", "s8r_", "_s8c",
-                           "u4zg99999999999"}) {
+                           "u4zg99999999999", "f64", "bf16g128", "s8r_bf16", "bf16_s8c"}) {
     const auto parsed = Scheme::parse(text);
     ASSERT_FALSE(parsed.ok()) << text;
     EXPECT_THAT(parsed.status().message(), HasSubstr("for example u4zg128")) << text;
@@ -98,6 +99,31 @@ TEST(Scheme, BadNamesSayWhy) {
 TEST(Scheme, DescribesItself) {
   EXPECT_EQ(Scheme::parse("u4zg128")->weight.describe(),
             "4-bit unsigned codes, integer zero points, f16 scales per group of 128");
+  EXPECT_EQ(Scheme::parse("bf16")->weight.describe(), "16-bit floats, not quantized");
+}
+
+TEST(QuantTensor, DenseCodesAreTheNumbersThemselves) {
+  const std::uint16_t halves[] = {0x3c00, 0xc000, 0x0001, 0x7bff};
+  QuantTensor q{.scheme = WeightScheme::dense(DType::f16), .n = 2, .k = 2};
+  q.codes.resize(sizeof halves);
+  std::memcpy(q.codes.data(), halves, sizeof halves);
+  ASSERT_TRUE(q.validate().ok()) << q.validate().message();
+  EXPECT_EQ(q.value(0, 0), 1.0f);
+  EXPECT_EQ(q.value(0, 1), -2.0f);
+  EXPECT_EQ(q.value(1, 0), 0x1p-24f);
+  EXPECT_EQ(q.value(1, 1), 65504.0f);
+  EXPECT_EQ(q.bits_per_weight(), 16);
+  const auto refused = [&q](auto change, const char* why) {
+    QuantTensor bad = q;
+    change(bad);
+    EXPECT_THAT(bad.validate().message(), HasSubstr(why));
+  };
+  refused([](QuantTensor& x) { x.codes.resize(4); }, "codes holds 4 bytes, W[2,2] needs 8");
+  refused([](QuantTensor& x) { x.scheme.group = GroupShape::channel(); }, "a dense weight of f16 has no scales");
+  refused([](QuantTensor& x) { x.scheme.scale = DType::f16; }, "a dense weight of f16 has no scales");
+  refused([](QuantTensor& x) { x.scales = Tensor(DType::f16, {1, 1}); }, "scales are f16, the scheme says none");
+  refused([](QuantTensor& x) { x.scale2 = 2.0f; }, "a dense weight has no scale2, this one is 2");
+  refused([](QuantTensor& x) { x.g_idx = {0, 0}; }, "g_idx needs a scheme with groups along K, not f16");
 }
 
 TEST(QuantTensor, ValueFollowsItsZeroKind) {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 
+#include "layouts/gpu_rows.hpp"
 #include "layouts/gpu_w8.hpp"
 #include "layouts/layout.hpp"
 #include "layouts/tile.hpp"
@@ -40,7 +41,8 @@ TEST(Layouts, RoundTripOfEverySchemeAndAwkwardShapes) {
         ASSERT_TRUE(back.ok());
         EXPECT_TRUE(*back == q) << layout->name << " " << scheme.name() << " [" << n << "," << k << "]";
       }
-  for (const Layout* layout : layout_table()) EXPECT_GT(held[layout], 50) << layout->name;
+  for (const Layout* layout : layout_table())
+    EXPECT_GE(held[layout], layout == &kGpuRowsLayout ? 15 : 50) << layout->name;  // of dense weights alone
 }
 
 /// Kernels of gpu_w8n64k128 multiply what is stored as signed bytes: the value of a code less that of a zero point is the difference of both

@@ -43,7 +43,8 @@ TEST(Pack, LeavesTheReferenceToThoseWhoAskForIt) {
         for (const ActScheme& way : ways)
           for (std::int64_t m_max : {1, 40, 8192}) {
             if (way.codes == DType::s8 && info(scheme.codes).kind == DTypeKind::floating)
-              continue;  // the reference alone does that
+              continue;                                                   // the reference alone does that
+            if (way.codes != DType::none && scheme.is_dense()) continue;  // refused
             const LinearSpec spec{.m_max = m_max, .act_scheme = way};
             const auto weight = pack(q, spec);
             ASSERT_TRUE(weight.ok()) << weight.status().message();

@@ -217,6 +217,37 @@ TEST(Quantize, InputTypesAgreeOnCommonValues) {
   EXPECT_EQ(*quantize({h.data(), {4, 64}}, SchemeParts{.group_size = 32}), q);
 }
 
+TEST(Quantize, DenseSchemesRoundToNearestEven) {
+  const std::vector<float> w = {1.0f, -0.1f, 1.00390625f, 3.01171875f, 65519.0f, 0x1p-25f, -0.0f, 0x1.8p-24f};
+  for (DType type : {DType::f32, DType::f16, DType::bf16}) {
+    const auto q = quantize({w.data(), {2, 4}}, name(type));
+    ASSERT_TRUE(q.ok()) << q.status().message();
+    ASSERT_TRUE(q->validate().ok()) << q->validate().message();
+    EXPECT_EQ(q->scheme, WeightScheme::dense(type));
+    Tensor rounded(type, {2, 4});
+    for (std::int64_t i = 0; i < 8; ++i) {
+      rounded.set(i, w[static_cast<std::size_t>(i)]);
+      EXPECT_EQ(q->value(i / 4, i % 4), rounded.at(i)) << name(type) << " " << i;
+    }
+    EXPECT_EQ(quantization_error({w.data(), {2, 4}}, *q)->max_abs == 0, type == DType::f32);
+  }
+}
+
+TEST(Quantize, DenseSchemesRefuseWhatTheyCannotHold) {
+  const auto refused = [](std::vector<float> w, const QuantizeSpec& spec) {
+    const Status status = quantize({w.data(), {2, 2}}, spec).status();
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+    return std::string(status.message());
+  };
+  const QuantizeSpec half{WeightScheme::dense(DType::f16)}, brain{WeightScheme::dense(DType::bf16)};
+  EXPECT_THAT(refused({1, 2, 65520.0f, 4}, half), HasSubstr("w[1,0] = 65520 is beyond the range of f16; use bf16 or f32"));
+  EXPECT_THAT(refused({1, 2, 3, -3.4e38f}, brain), HasSubstr("w[1,1] = -3.4e+38 is beyond the range of bf16; use f32"));
+  EXPECT_THAT(refused({1, std::numeric_limits<float>::infinity(), 3, 4}, brain), HasSubstr("w[0,1] is infinite"));
+  EXPECT_THAT(refused({1, 2, 3, 4}, {WeightScheme::dense(DType::bf16), true}), HasSubstr("clipping search"));
+  EXPECT_THAT(refused({1, 2, 3, 4}, {{DType::bf16, ZeroKind::none, GroupShape::channel(), DType::f32}}),
+              HasSubstr("a dense weight of bf16 has no scales"));
+}
+
 TEST(Quantize, RowStride) {
   const std::vector<float> w = gaussian(4 * 64);
   ConstTensorView left(w.data(), {4, 32});

@@ -123,6 +123,20 @@ inline Vec from_e4m3(Ints code) {
   return reinterpret_cast<Vec>(magnitude == 0x7f ? splat(0x7fc00000) : value);
 }
 
+/// The bits of f16 numbers → floats.
+inline Vec from_f16(Ints bits) {
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
+  return _mm512_maskz_cvtph_ps(0xffff, _mm512_maskz_cvtepi32_epi16(0xffff, reinterpret_cast<__m512i>(bits)));
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
+  const __m256i all = reinterpret_cast<__m256i>(bits);
+  return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+#else
+  const Ints sign = (bits & 0x8000) << 16, magnitude = (bits & 0x7fff) << 13;  // as to_f32() does
+  const Ints finite = reinterpret_cast<Ints>(reinterpret_cast<Vec>(magnitude) * 0x1p112f);
+  return reinterpret_cast<Vec>((magnitude >= 0x0f800000 ? magnitude | 0x70000000 : finite) | sign);
+#endif
+}
+
 /// kLanes stored numbers of any type a header or an activation can have → floats.
 inline Vec load_as_floats(const std::byte* p, DType type) {
   switch (type) {

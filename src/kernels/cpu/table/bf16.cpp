@@ -31,8 +31,10 @@ Status accepts(const Kernel& self, const Problem& p) {
   if (p.act_scheme.codes != DType::none)
     return error(StatusCode::unsupported, "multiplies bf16, the activations are to be quantized to {}", name(p.act_scheme.codes));
   if (p.prescales_k) return error(StatusCode::unsupported, "activations times a prescale are not bf16");
+  if (p.scheme.codes == DType::bf16) return {};
   if (info(p.scheme.codes).kind == DTypeKind::floating || (width != 4 && width != 8))
-    return error(StatusCode::unsupported, "decodes integers of 4 and 8 bits, the weight has {} codes", name(p.scheme.codes));
+    return error(StatusCode::unsupported, "decodes integers of 4 and 8 bits and bf16, the weight has {} codes",
+                 name(p.scheme.codes));
   if (p.scheme.zero == ZeroKind::offset || p.scheme.zero == ZeroKind::real)
     return error(StatusCode::unsupported, "needs code − zero to be an integer, the weight has float {}",
                  p.scheme.zero == ZeroKind::real ? "zero points" : "offsets");
@@ -42,7 +44,7 @@ Status accepts(const Kernel& self, const Problem& p) {
 /// Slots (cost.hpp), fitted to measurements.
 struct Bf16Rates {
   double dot;     // per token and vector of dot products
-  double decode;  // per vector of the panel; twice that for 8-bit codes
+  double decode;  // per vector of the panel; twice that for 8-bit codes, nothing for bf16
   double flush;   // per token, vector and segment
   int tokens;     // that are multiplied together, as many or fewer
 };
@@ -57,7 +59,8 @@ double cost_us(const Kernel&, const Problem& p) {
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const std::int64_t tokens_of_tiles = (p.m + kRates.tokens - 1) / kRates.tokens * kRates.tokens;
   const auto tokens = static_cast<double>(tokens_of_tiles);
-  const double decode = (bits(p.scheme.codes) == 4 ? 1 : 2) * kRates.decode * static_cast<double>(token_blocks);
+  const int decodes = p.scheme.is_dense() ? 0 : bits(p.scheme.codes) == 4 ? 1 : 2;
+  const double decode = decodes * kRates.decode * static_cast<double>(token_blocks);
   const double slots = vectors * (pairs * (kRates.dot * tokens + decode) + segments * tokens * kRates.flush);
   const std::int64_t tasks = blocks * token_blocks;
   const double compute = 1e-3 * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
@@ -74,7 +77,7 @@ constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
           .weight = "any",
           .layout = "cpu_n32",
           .tile = tile,
-          .summary = "exact: bf16 dot products, weights decoded to a bf16 panel that many tokens share",
+          .summary = "exact: bf16 dot products, weights decoded to a bf16 panel that many tokens share; dense bf16 as it lies",
           .form = form,
           .accepts = accepts,
           .cost_us = cost_us<kIsa, kRates>,

@@ -56,7 +56,7 @@ Status run_dequantize(const Kernel&, const StepArgs& args) {
 
 /// Slots (cost.hpp) per vector of weights, fitted to measurements in all types and orders of D.
 struct Rates {
-  double integer;  // codes whose values are computed in f32
+  double integer;  // codes whose values are computed in f32; also of dense weights, an estimate
   double e4m3;
   double other;
 };
@@ -68,7 +68,9 @@ template <const DequantizeIsa& kIsa, const Rates& kRates>
 double dequantize_cost_us(const Kernel&, const Problem& p) {
   const bool integer =
       (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) && info(p.scheme.codes).kind != DTypeKind::floating;
-  const double slots = integer ? kRates.integer : p.scheme.codes == DType::e4m3 ? kRates.e4m3 : kRates.other;
+  const double slots = integer || p.scheme.is_dense()  ? kRates.integer
+                       : p.scheme.codes == DType::e4m3 ? kRates.e4m3
+                                                       : kRates.other;
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k);
   const double compute = 1e-3 * weights / kIsa.lanes * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
   const double write = 1e-3 * weights * bits(p.epilogue.out) / 8 / p.machine.read_gbytes_per_s;

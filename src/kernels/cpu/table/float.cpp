@@ -29,6 +29,9 @@ Status run_linear(const Kernel& self, const StepArgs& args) {
 
 Status accepts_float(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  if (p.scheme.is_dense() && p.act_scheme.codes != DType::none)
+    return error(StatusCode::unsupported, "the weight is {}, the activations are to be quantized to {}", p.scheme.name(),
+                 name(p.act_scheme.codes));
   if (p.act_scheme.codes != DType::none && p.act_scheme.codes != DType::e4m3)
     return error(StatusCode::unsupported, "multiplies floats, the activations are to be quantized to {}",
                  name(p.act_scheme.codes));
@@ -49,6 +52,7 @@ constexpr Rates kAvx2Rates{.decode = 3.8, .dot = 1.08, .tile = 3.7};
 constexpr Rates kAvx512Rates{.decode = 3.8, .dot = 1.08, .tile = 1.2};
 constexpr double kE4m3 = 9;      // per vector of a panel that is decoded from e4m3 codes
 constexpr double kGeneral = 62;  // per vector of a panel that is decoded in double
+constexpr double kHalf = 2;      // per vector of a panel of dense f16 or bf16, an estimate: half a load, a shift and a store
 
 template <const FloatIsa& kIsa, const Rates& kRates>
 double linear_cost_us(const Kernel&, const Problem& p) {
@@ -56,11 +60,15 @@ double linear_cost_us(const Kernel&, const Problem& p) {
       (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) && info(p.scheme.codes).kind != DTypeKind::floating;
   const bool e4m3 = p.scheme.codes == DType::e4m3;
   const bool whole = bits(p.scheme.codes) == 4 || bits(p.scheme.codes) == 8;
+  const double panel = p.scheme.codes == DType::f32 ? 0.0
+                       : p.scheme.is_dense()        ? kHalf
+                       : simple                     ? (whole ? 1 : 2) * kRates.decode
+                                                    : (e4m3 ? kE4m3 : kGeneral);
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const auto tile_slots = [](std::int64_t height) { return std::max(kRates.tile, kRates.dot * static_cast<double>(height)); };
   const std::int64_t full = p.m / kIsa.tile_m, tail = p.m % kIsa.tile_m, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
   const double tiles = static_cast<double>(full) * tile_slots(kIsa.tile_m) + (tail != 0 ? tile_slots(tail) : 0.0);
-  const double decode = static_cast<double>(token_blocks) * (simple ? (whole ? 1 : 2) * kRates.decode : e4m3 ? kE4m3 : kGeneral);
+  const double decode = static_cast<double>(token_blocks) * panel;
   const int vectors_per_block = kIsa.rows / kIsa.lanes;
   const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double slots = vectors * static_cast<double>(p.k) * (decode + tiles);

@@ -1,4 +1,5 @@
-// bf16 dot products over the tile layouts (layouts/tile.hpp), for bf16 activations and integer codes of 4 or 8 bits.
+// bf16 dot products over the tile layouts (layouts/tile.hpp), for bf16 activations and integer codes of 4 or 8 bits, or dense bf16, whose
+// octets are multiplied where they lie.
 //
 // The integers q − z are exact in bf16 (8 bits of significand hold ±256), products of two bf16 are exact in f32, and the scale of a group
 // multiplies the accumulator; so only sums are rounded.

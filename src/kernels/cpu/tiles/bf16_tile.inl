@@ -73,7 +73,7 @@ NIBBLE_VARIANT void multiply(int height, const std::byte* a, const Ints* panel, 
     __builtin_prefetch(a + next);
     for (int m = 0; m < height; ++m) {
       const Ints pair = load_splat(a + 4 * m);
-      for (int v = 0; v < kVecs; ++v) acc[m][v] = dot2(acc[m][v], panel[v], pair);
+      for (int v = 0; v < kVecs; ++v) acc[m][v] = dot2(acc[m][v], load_ints(panel + v), pair);
     }
   }
   for (int m = 0; m < height; ++m)
@@ -99,8 +99,9 @@ __attribute__((noinline)) void multiply_tile(std::int64_t height, const std::byt
   }
 }
 
-/// Bytes of a token in a segment.
+/// Bytes of a token in a segment, and vectors of zeros behind its panel.
 inline std::int64_t segment_bytes(std::int64_t octets) { return 16 * octets; }
+inline std::int64_t padding(std::int64_t) { return 0; }
 
 /// sum[tokens m_begin … m_end][R] += scale ∘ (A' · panel), a segment whose activations begin `offset` bytes per token into the tiles.
 inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_t m_end, std::int64_t offset, const Ints* panel,
@@ -151,14 +152,14 @@ NIBBLE_VARIANT void multiply_tile(bool both, const std::byte* a, const std::byte
 }
 
 inline std::int64_t segment_bytes(std::int64_t octets) { return (4 * octets + kStepPairs - 1) / kStepPairs * kTileBytes; }
+inline std::int64_t padding(std::int64_t octets) { return (segment_bytes(octets) / 4 - 4 * octets) * kVecs; }
 
 /// sum[tokens m_begin … m_end][R] += scale ∘ (A' · panel), a segment whose activations begin `offset` bytes per token into the tiles. The
 /// panel is padded with zeros. A tile of tokens is scaled while the next one is multiplied.
-inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_t m_end, std::int64_t offset, Ints* panel,
+inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_t m_end, std::int64_t offset, const Ints* panel,
                              std::int64_t octets, const Vec* scale, float* sum) {
   alignas(64) float acc[2][kTile * kRows];
   const std::int64_t steps = segment_bytes(octets) / kTileBytes;
-  for (std::int64_t i = 4 * octets * kVecs; i < steps * kStepPairs * kVecs; ++i) panel[i] = Ints{};
   const auto* rows = reinterpret_cast<const std::byte*>(panel);
   for (std::int64_t m = m_begin, tile = 0; m < m_end; m += kTile, ++tile) {
     const std::int64_t height = least(t.m - m, kTile);
@@ -181,6 +182,7 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
 
   Vec scale[kVecs], zero[kVecs];
   Ints zeros[kVecs];
+  const bool dense = d.floats != DType::none;
   bool looks_up = false;
   begin_tiles();
   const std::byte* codes = nullptr;
@@ -190,7 +192,7 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
     if (k % geo.group == 0) {
       codes = t.weight + geo.record(block, k / geo.group);
       for (int v = 0; v < kVecs; ++v) {
-        scale[v] = load_as_floats(codes + v * geo.scale_bytes / kVecs, d.scale_type) * d.scale2;
+        scale[v] = dense ? Vec{} + 1.0f : load_as_floats(codes + v * geo.scale_bytes / kVecs, d.scale_type) * d.scale2;
         zero[v] = Vec{} + d.bias;
         if (d.zero != ZeroKind::none)
           zero[v] += load_as_floats(codes + geo.scale_bytes + v * (geo.header_bytes - geo.scale_bytes) / kVecs, d.zero_type);
@@ -199,7 +201,15 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
       codes += geo.header_bytes;
     }
     const std::int64_t octets = tile::Geometry::octets(end - k);
-    for (std::int64_t o = 0; o < octets; ++o, codes += geo.octet_bytes) {
+    const Ints* weights = panel;
+    if (dense) {  // its octets are a panel
+      if (padding(octets) == 0)
+        weights = reinterpret_cast<const Ints*>(codes);
+      else
+        std::memcpy(panel, codes, static_cast<std::size_t>(octets * geo.octet_bytes));
+      codes += octets * geo.octet_bytes;
+    }
+    for (std::int64_t o = 0; !dense && o < octets; ++o, codes += geo.octet_bytes) {
       if (looks_up) {
         decode_nibbles(zeros, codes, panel + o * 4 * kVecs);
       } else if (geo.bits == 4) {
@@ -208,7 +218,8 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
         decode_octet(8, zero, codes, panel + o * 4 * kVecs);
       }
     }
-    multiply_segment(t, m_begin, m_end, offset, panel, octets, scale, sum);
+    for (std::int64_t i = 0; i < padding(octets); ++i) panel[4 * octets * kVecs + i] = Ints{};
+    multiply_segment(t, m_begin, m_end, offset, weights, octets, scale, sum);
     offset += segment_bytes(octets);
     k = end;
   }

@@ -16,7 +16,8 @@ struct Decoder {
   ZeroKind zero;
   bool integer_codes;  // the value is the stored code − bias; else table[code]
   bool e4m3_codes;
-  float bias;  // of integer codes
+  DType floats;  // of a dense weight: their type; else none
+  float bias;    // of integer codes
   bool has_scale2;
   float scale2;
   std::array<float, 256> table;  // values of float codes

@@ -26,7 +26,7 @@ struct Run {
 inline void read_run(const DequantizeTask& t, std::int64_t block, const Span& span, Run& run) {
   const tile::Geometry& geo = t.decoder->geometry;
   const std::byte* record = t.weight + geo.record(block, span.group);
-  read_header(*t.decoder, record, run.header);
+  if (t.decoder->floats == DType::none) read_header(*t.decoder, record, run.header);
   run.octets = record + geo.header_bytes + span.first / tile::kOctet * geo.octet_bytes;
   run.count = span.count;
 }
@@ -213,6 +213,39 @@ NIBBLE_VARIANT void decode_columns(Rule rule, Store how, const DequantizeTask& t
   }
 }
 
+/// A run of a dense weight, in either order. `type` and `how` are constants at every call.
+NIBBLE_VARIANT void copy_as(bool rows, DType type, Store how, const DequantizeTask& t, const Run& run, std::byte* tile) {
+  const std::int64_t width = width_of(how);
+  alignas(64) std::byte column[kLanes * 4];
+  for (int k = 0; k < run.count; ++k) {
+    const std::byte* const octet = run.octets + k / tile::kOctet * t.decoder->geometry.octet_bytes;
+    for (int v = 0; v < kVecs; ++v) {
+      const Vec floats = load_floats(type, octet, v, k % tile::kOctet);
+      if (!rows) {
+        store_as(how, tile + k * kRowBytes + v * kLanes * width, floats);
+        continue;
+      }
+      store_as(how, column, floats);
+      for (std::int64_t r = 0; r < kLanes; ++r)
+        std::memcpy(tile + ((v * kLanes + r) * kPitch + k) * width, column + r * width, static_cast<std::size_t>(width));
+    }
+  }
+}
+NIBBLE_VARIANT void copy_as(bool rows, Store how, const DequantizeTask& t, const Run& run, std::byte* tile) {
+  switch (t.decoder->floats) {
+    case DType::f16: return copy_as(rows, DType::f16, how, t, run, tile);
+    case DType::bf16: return copy_as(rows, DType::bf16, how, t, run, tile);
+    default: return copy_as(rows, DType::f32, how, t, run, tile);
+  }
+}
+NIBBLE_VARIANT void copy(bool rows, const DequantizeTask& t, const Run& run, std::byte* tile) {
+  switch (store_of(t.type)) {
+    case kF32: return copy_as(rows, kF32, t, run, tile);
+    case kF16: return copy_as(rows, kF16, t, run, tile);
+    default: return copy_as(rows, kBf16, t, run, tile);
+  }
+}
+
 NIBBLE_VARIANT void decode_as(bool rows, Rule rule, Store how, const DequantizeTask& t, const Run& run, std::byte* tile) {
   if (rows)
     decode_rows(rule, how, t, run, tile);
@@ -230,6 +263,7 @@ NIBBLE_VARIANT void decode_by(bool rows, Rule rule, const DequantizeTask& t, con
 }
 /// Rules that take longer than a test of the type have one copy for all types.
 NIBBLE_VARIANT void decode(bool rows, const DequantizeTask& t, const Run& run, std::byte* tile) {
+  if (t.decoder->floats != DType::none) return copy(rows, t, run, tile);
   switch (rule_of(*t.decoder)) {
     case kInteger: return decode_by(rows, kInteger, t, run, tile);
     case kE4m3: return decode_by(rows, kE4m3, t, run, tile);

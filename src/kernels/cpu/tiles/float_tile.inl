@@ -26,8 +26,25 @@ NIBBLE_VARIANT void decode_octet(Rule rule, int bits, const Decoder& d, const He
   }
 }
 
+/// The same of a dense weight. `type` is a constant at every call.
+NIBBLE_VARIANT void decode_floats(DType type, const std::byte* octet, float* panel) {
+  for (int v = 0; v < kVecs; ++v)
+    for (int j = 0; j < tile::kOctet; ++j) store(panel + j * kRows + v * kLanes, load_floats(type, octet, v, j));
+}
+
+/// Octets of a dense weight, as decode_chunk().
+inline void decode_dense_chunk(const Decoder& d, const std::byte* octets, int count, float* panel) {
+  for (int k = 0; k < count; k += tile::kOctet, octets += d.geometry.octet_bytes) {
+    float* to = panel + k * kRows;
+    d.floats == DType::bf16  ? decode_floats(DType::bf16, octets, to)
+    : d.floats == DType::f16 ? decode_floats(DType::f16, octets, to)
+                             : decode_floats(DType::f32, octets, to);
+  }
+}
+
 /// Whole octets, so up to 7 channels more than `count`.
 inline void decode_chunk(const Decoder& d, const Header& h, const std::byte* octets, int count, float* panel) {
+  if (d.floats != DType::none) return decode_dense_chunk(d, octets, count, panel);
   const Rule rule = rule_of(d);
   for (int k = 0; k < count; k += tile::kOctet, octets += d.geometry.octet_bytes) {
     float* to = panel + k * kRows;
@@ -51,7 +68,7 @@ inline void decode_chunk(const Decoder& d, const Header& h, const std::byte* oct
 
 void decode(const Decoder& d, const std::byte* record, std::int64_t k, int count, float* panel) {
   Header header;
-  read_header(d, record, header);
+  if (d.floats == DType::none) read_header(d, record, header);
   decode_chunk(d, header, record + d.geometry.header_bytes + k / tile::kOctet * d.geometry.octet_bytes, count, panel);
 }
 
@@ -96,16 +113,19 @@ void linear(const FloatTask& task, std::int64_t block, std::int64_t m_begin) {
   for (std::int64_t g = 0; g < geo.groups(); ++g) {
     const std::byte* record = task.weight + geo.record(block, g);
     Header header;
-    read_header(d, record, header);
+    if (d.floats == DType::none) read_header(d, record, header);
     const std::int64_t k_begin = g * geo.group;
     const std::int64_t k_end = k_begin + geo.group < geo.k ? k_begin + geo.group : geo.k;
     const std::byte* octets = record + geo.header_bytes;
     for (std::int64_t k = k_begin; k < k_end; k += kChunk) {
       const int count = static_cast<int>(k_end - k < kChunk ? k_end - k : kChunk);
-      decode_chunk(d, header, octets + (k - k_begin) / tile::kOctet * geo.octet_bytes, count, panel);
+      const std::byte* chunk = octets + (k - k_begin) / tile::kOctet * geo.octet_bytes;
+      if (d.floats != DType::f32) decode_chunk(d, header, chunk, count, panel);
+      const float* const w =
+          d.floats == DType::f32 ? reinterpret_cast<const float*>(chunk) : panel;  // a dense f32 octet is its panel
       for (std::int64_t m = m_begin; m < m_end; m += kTileM) {
         const std::int64_t height = task.m - m < kTileM ? task.m - m : kTileM;
-        multiply_tile(height, task.activations + m * geo.k + k * height, panel, count, acc + (m - m_begin) * kRows);
+        multiply_tile(height, task.activations + m * geo.k + k * height, w, count, acc + (m - m_begin) * kRows);
       }
     }
   }

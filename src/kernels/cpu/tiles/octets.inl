@@ -101,6 +101,16 @@ NIBBLE_VARIANT Vec value_of(Rule rule, const Decoder& d, Ints code, Vec zero, Ve
   return value_in_double(rule, d, code, zero, scale) * d.scale2;
 }
 
+/// Channel j of vector v of a dense octet. `type` is a constant at every call.
+NIBBLE_VARIANT Vec load_floats(DType type, const std::byte* octet, int v, int j) {
+  if (type == DType::f32) return load(reinterpret_cast<const float*>(octet + tile::float_place(kRows, 32, v * kLanes, j)));
+  const std::byte* const pairs = octet + tile::float_place(kRows, 16, v * kLanes, j) - j / 2 % 2 * 2;
+  const Ints pair = load_ints(pairs);
+  const bool second = j / 2 % 2 == 1;
+  if (type == DType::bf16) return reinterpret_cast<Vec>(second ? pair & splat(-65536) : pair << 16);
+  return from_f16(second ? (pair >> 16) & 0xffff : pair & 0xffff);
+}
+
 /// Vector v of an octet. `bits` (4, 8; 0: any width) is a constant at every call.
 NIBBLE_VARIANT Quads load_codes(int bits, const tile::Planes& planes, const std::byte* octet, int v) {
   return bits == 0 ? load_any_quads(planes, octet, v) : load_quads(bits, octet, v);

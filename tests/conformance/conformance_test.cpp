@@ -56,6 +56,7 @@ DType act_for(const Kernel& kernel, std::uint64_t turn) {
   if (kernel.form == ActForm::s8x3_rows) return DType::f32;
   if (kernel.act.starts_with("bf16")) return DType::bf16;
   if (kernel.act == "f16") return DType::f16;
+  if (kernel.act == "f32" && kernel.backend == Backend::cuda) return DType::f32;
   return std::array{DType::f32, DType::f16, DType::bf16}[turn % 3];
 }
 
@@ -223,7 +224,7 @@ TEST_P(LinearConformance, ActOrderPrescaleAndSecondScale) {
     const WeightScheme scheme = scheme_for(kernel, {DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16}, 40, 100);
     QuantTensor q = random_weight(scheme, 40, 100, 7 + variant,
                                   {.act_order = (variant & 1) != 0, .prescale = (variant & 2) != 0, .bias = true});
-    if ((variant & 4) != 0) q.scale2 = 0.3f;
+    if ((variant & 4) != 0 && !scheme.is_dense()) q.scale2 = 0.3f;
     for (std::int64_t m : {1, 9})
       expect_verified(q, spec_for(kernel, m, act_for(kernel, 0), {.bias = true, .out = DType::f32}, variant), kernel.name);
   }
@@ -293,7 +294,10 @@ TEST_P(GpuLinearConformance, LargeLayers) {
                            WeightScheme{DType::u4, ZeroKind::integer, GroupShape::group(64), DType::bf16},
                            WeightScheme{DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32},
                            WeightScheme{DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32},
-                           WeightScheme{DType::e4m3, ZeroKind::none, GroupShape::block(128, 128), DType::f32}};
+                           WeightScheme{DType::e4m3, ZeroKind::none, GroupShape::block(128, 128), DType::f32},
+                           WeightScheme::dense(DType::f16),
+                           WeightScheme::dense(DType::bf16),
+                           WeightScheme::dense(DType::f32)};
   const std::array ways{quantize_for(kernel), ActScheme{DType::s8, GroupShape::channel()},
                         ActScheme{DType::s8, GroupShape::group(256)}, ActScheme{DType::s8, GroupShape::group(32)}};
   std::uint64_t seed = 1;
@@ -1131,7 +1135,7 @@ TEST_P(DequantizeConformance, BitExact) {
       for (bool act_order : {false, true}) {
         QuantTensor q = random_weight(scheme, n, k, ++seed, {.act_order = act_order});
         if (act_order && q.g_idx.empty()) continue;
-        if (seed % 5 == 0) q.scale2 = 0.7f;
+        if (seed % 5 == 0 && !scheme.is_dense()) q.scale2 = 0.7f;
         for (DType out : {DType::f32, DType::f16, DType::bf16})
           for (bool transposed : {false, true}) {
             const std::int64_t pitch = (transposed ? n : k) + (seed % 2 == 0 ? 8 : 3);

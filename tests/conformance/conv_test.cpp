@@ -769,6 +769,34 @@ TEST(Conv, VerifyTakesEveryKindOfLayer) {
   EXPECT_EQ(verify_conv(q, spec).status().code(), StatusCode::invalid_argument);
 }
 
+/// Every kernel of the machine that takes a dense filter.
+TEST(Conv, DenseWeightsAreWithinTheirBound) {
+  int checked = 0;
+  for (std::uint64_t seed = 1; seed <= 24; ++seed) {
+    const ConvGeometry g = random_geometry(seed + 500);
+    const DType type = std::array{DType::bf16, DType::f16, DType::f32}[seed % 3];
+    const DType a_dtype = seed % 4 == 0 ? DType::f32 : DType::bf16;
+    const QuantTensor q = conv_weight(WeightScheme::dense(type), g, seed, true);
+    for (const Kernel* kernel : conv_kernels()) {
+      VerifyConvSpec spec{.conv = {.geometry = g,
+                                   .input = layout_of(seed),
+                                   .output = layout_of(seed / 2),
+                                   .a_dtype = a_dtype,
+                                   .batch_max = 2,
+                                   .epilogue = {.bias = true, .activation = Activation::silu, .out = a_dtype}},
+                          .seed = seed};
+      if (!runs_here(kernel->isa).ok() || !takes(*kernel, q, spec.conv)) continue;
+      spec.plan.kernel = spec.pack.kernel = kernel->name;
+      const auto report = verify_conv(q, spec);
+      ASSERT_TRUE(report.ok()) << kernel->name << describe(g) << report.status().message();
+      EXPECT_EQ(report->kernel, kernel->name);
+      EXPECT_TRUE(report->passed) << kernel->name << describe(g) << report->failure;
+      ++checked;
+    }
+  }
+  EXPECT_GT(checked, 24);
+}
+
 TEST(Conv, BadGeometrySaysWhatFollowsFromIt) {
   ConvGeometry g{.in_channels = 8, .out_channels = 4, .height = 5, .width = 5, .filter = {3, 3}, .dilation = {3, 1}};
   EXPECT_EQ(g.validate().code(), StatusCode::invalid_argument);

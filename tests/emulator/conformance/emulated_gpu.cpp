@@ -72,7 +72,12 @@ Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums&
 }
 Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec&) { return not_emulated(); }
 Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { return not_emulated(); }
+Status launch_dense_weight(const DenseTask&, const DenseConfig&, Stream) { return not_emulated(); }
 Status dense_runs_here() { return not_emulated(); }
+Status launch_dense_simt(const DenseTask& task, Stream) { return status_of(emulator::linear_dense_simt(task)); }
+Status launch_dequantize_dense(const DenseWeight& weight, void* out, DType type, std::int64_t stride, bool transposed, Stream) {
+  return status_of(emulator::dequantize_dense(weight, out, type, stride, transposed));
+}
 Status launch_w8a8_sm80(const W8A8Task&, Stream) { return not_emulated(); }
 Status launch_w8a8_sm90(const W8A8Task&, int, int, int, int, Stream) { return not_emulated(); }
 

@@ -7,6 +7,8 @@ namespace nibble::emulator {
 
 /// They return a cudaError_t.
 int linear_simt(const cuda::LinearTask& task);
+int linear_dense_simt(const cuda::DenseTask& task);
+int dequantize_dense(const cuda::DenseWeight& weight, void* out, DType type, std::int64_t stride, bool transposed);
 int linear_w8a8_simt(const cuda::W8A8Task& task);
 int linear_codes_simt(const cuda::CodesTask& task);
 int conv_direct(const cuda::ConvTask& task);

@@ -4,6 +4,8 @@
 //
 //   W packed ──dequantize──▶ W [N,K] of the activations' type ──┐
 //                                             x [M,K] ──────────┴─cuBLASLt─▶ D, or f32 sums ──epilogue_rows──▶ D
+//
+// A dense W of the activations' type is multiplied where it lies.
 #include "kernels/cuda/launch/dense.hpp"
 
 #include <cublasLt.h>
@@ -186,7 +188,7 @@ Result<Algorithm> best_algorithm(cublasLtHandle_t handle, cublasLtMatmulDesc_t o
 /// The algorithm for D[M,N] = alpha · x[M,K] · Wᵀ, if there is one. `alignment`: bytes of the rows of x and D.
 Result<Algorithm> find_algorithm(const DenseConfig& config, const DenseSpec& spec, std::int64_t m, int alignment) {
   const DType out = spec.writes_d ? spec.out : DType::f32;
-  const DenseScratch scratch = dense_scratch(m, spec.n, spec.k, spec.writes_d);
+  const DenseScratch scratch = dense_scratch(m, spec.n, spec.k, spec.writes_d, spec.in_place);
   const auto row = [&](std::int64_t elements, DType type) {  // an odd stride where rows begin anywhere
     const std::int64_t vector = kVector * 8 / bits(type);
     return alignment == kVector ? (elements + vector - 1) / vector * vector : elements | 1;
@@ -248,35 +250,32 @@ Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec& spec
   return std::shared_ptr<const DenseConfig>(std::move(config));
 }
 
-Status launch_linear_dense(const LinearTask& task, const DenseConfig& config, Stream stream) {
+namespace {
+
+/// Multiplies a W of the type of x; the scratch is laid out as `parts` says.
+Status multiply_dense(const DenseTask& task, const DenseScratch& parts, const DenseConfig& config, Stream stream) {
   const auto native_stream = static_cast<cudaStream_t>(stream.handle);
-  const gpu_tile::Geometry& geo = task.weight.geometry;
+  const DenseWeight& w = task.weight;
   const epilogue::Element& e = task.epilogue;
   const bool writes_d = dense_writes_d(e, task.a_dtype);
-  const DenseScratch parts = dense_scratch(task.m, geo.n, geo.k, writes_d);
   std::byte* const scratch = static_cast<std::byte*>(task.scratch);
-
-  DeviceWeight weight = task.weight;
-  weight.scale2 = 1.0f;  // scale2 is part of acc_scale, and W is rounded without it
-  NIBBLE_RETURN_IF_ERROR(launch_dequantize(weight, scratch + parts.w, task.a_dtype, parts.w_stride, false, stream));
-
   const std::byte* x = static_cast<const std::byte*>(task.x);
   std::byte* d = writes_d ? static_cast<std::byte*>(e.d) : scratch + parts.sums;
   Product product{.m = task.m,
-                  .n = geo.n,
-                  .k = geo.k,
-                  .w_stride = parts.w_stride,
+                  .n = w.n,
+                  .k = w.k,
+                  .w_stride = w.stride,
                   .x_stride = task.x_stride,
                   .d_stride = writes_d ? e.d_stride : parts.sums_stride,
                   .a_dtype = task.a_dtype,
                   .out = writes_d ? e.out : DType::f32,
-                  .w = scratch + parts.w,
+                  .w = w.rows,
                   .x = x,
                   .d = d,
                   .alpha = writes_d ? e.acc_scale : 1.0f};
   const std::int64_t x_step = task.x_stride * bits(task.a_dtype) / 8, d_step = product.d_stride * bits(product.out) / 8;
-  if (task.m > 1 && task.x_stride < geo.k) product.m = 1;  // cuBLASLt refuses overlapping rows of x: multiply one row at a time
-  if (product.m == 1) product.x_stride = geo.k, product.d_stride = geo.n;  // strides of a single row are arbitrary
+  if (task.m > 1 && task.x_stride < w.k) product.m = 1;  // cuBLASLt refuses overlapping rows of x: multiply one row at a time
+  if (product.m == 1) product.x_stride = w.k, product.d_stride = w.n;  // strides of a single row are arbitrary
   for (std::int64_t row = 0; row < task.m; row += product.m) {
     product.x = x + row * x_step;
     product.d = d + row * d_step;
@@ -284,7 +283,31 @@ Status launch_linear_dense(const LinearTask& task, const DenseConfig& config, St
   }
   if (writes_d) return {};
   return launch_epilogue_rows(e, {.data = reinterpret_cast<const float*>(scratch + parts.sums), .stride = parts.sums_stride},
-                              task.m, static_cast<int>(geo.n), stream);
+                              task.m, static_cast<int>(w.n), stream);
+}
+
+}  // namespace
+
+Status launch_linear_dense(const LinearTask& task, const DenseConfig& config, Stream stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  const DenseScratch parts = dense_scratch(task.m, geo.n, geo.k, dense_writes_d(task.epilogue, task.a_dtype));
+  std::byte* const rows = static_cast<std::byte*>(task.scratch) + parts.w;
+  DeviceWeight weight = task.weight;
+  weight.scale2 = 1.0f;  // scale2 is part of acc_scale, and W is rounded without it
+  NIBBLE_RETURN_IF_ERROR(launch_dequantize(weight, rows, task.a_dtype, parts.w_stride, false, stream));
+  return multiply_dense({.weight = {.rows = rows, .type = task.a_dtype, .n = geo.n, .k = geo.k, .stride = parts.w_stride},
+                         .m = task.m,
+                         .a_dtype = task.a_dtype,
+                         .x = task.x,
+                         .x_stride = task.x_stride,
+                         .scratch = task.scratch,
+                         .epilogue = task.epilogue},
+                        parts, config, stream);
+}
+
+Status launch_dense_weight(const DenseTask& task, const DenseConfig& config, Stream stream) {
+  const bool writes_d = dense_writes_d(task.epilogue, task.a_dtype);
+  return multiply_dense(task, dense_scratch(task.m, task.weight.n, task.weight.k, writes_d, true), config, stream);
 }
 
 }  // namespace nibble::cuda

@@ -1,4 +1,4 @@
-// The dense tier: W is dequantized to f16 or bf16 once a run and multiplied by cuBLASLt. The memory it needs, and which kernel writes D;
+// The dense tier: W is dequantized to f16 or bf16 once a run and multiplied by cuBLASLt, or a dense W where it lies. The memory it needs, and which kernel writes D;
 // the rest is behind launch.hpp.
 #pragma once
 
@@ -26,11 +26,12 @@ struct DenseSpec {
   std::int64_t m = 1, n = 1, k = 1;
   DType a_dtype = DType::f16, out = DType::f16;
   bool writes_d = false;  // dense_writes_d()
+  bool in_place = false;  // W is dense and not in the scratch
 };
 /// What cuBLASLt answered: dense.cpp.
 struct DenseConfig;
 
-/// Scratch of a run: cuBLASLt's workspace | W | sums, each aligned to 256 bytes. Rows of W and of sums begin at multiples of 16 bytes
+/// Scratch of a run: cuBLASLt's workspace | W, unless it is in place | sums, each aligned to 256 bytes. Rows of W and of sums begin at multiples of 16 bytes
 /// whatever K and N are, as the fast kernels need.
 struct DenseScratch {
   static constexpr std::size_t kLibraryBytes = std::size_t{32} << 20;  // what NVIDIA recommends for sm_90
@@ -39,10 +40,10 @@ struct DenseScratch {
   std::size_t w = 0, sums = 0;                 // where they begin
   std::size_t bytes = 0;                       // in all
 };
-inline DenseScratch dense_scratch(std::int64_t m, std::int64_t n, std::int64_t k, bool writes_d) {
+inline DenseScratch dense_scratch(std::int64_t m, std::int64_t n, std::int64_t k, bool writes_d, bool in_place = false) {
   const auto round_up = [](std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; };
   DenseScratch scratch{.w_stride = round_up(k, 8), .sums_stride = round_up(n, 4), .w = DenseScratch::kLibraryBytes};
-  scratch.sums = scratch.w + static_cast<std::size_t>(round_up(2 * n * scratch.w_stride, 256));
+  scratch.sums = scratch.w + (in_place ? 0 : static_cast<std::size_t>(round_up(2 * n * scratch.w_stride, 256)));
   scratch.bytes = scratch.sums + (writes_d ? 0 : static_cast<std::size_t>(4 * m * scratch.sums_stride));
   return scratch;
 }

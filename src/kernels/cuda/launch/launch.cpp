@@ -21,6 +21,7 @@
 #include "kernels/cuda/tasks/codes.hpp"
 #include "kernels/cuda/tasks/conv.hpp"
 #include "kernels/cuda/tasks/decode.hpp"
+#include "kernels/cuda/tasks/dense.hpp"
 #include "kernels/cuda/tasks/gemm.hpp"
 #include "kernels/cuda/tasks/linear_simt.hpp"
 #include "kernels/cuda/tasks/w8a8.hpp"
@@ -292,6 +293,11 @@ Status launch_linear_simt(const LinearTask& task, Stream stream) {
   return status_of(linear_simt(task, native(stream)), "linear_simt");
 }
 
+Status launch_dense_simt(const DenseTask& task, Stream stream) {
+  return status_of(linear_dense_simt(task, native(stream)),
+                   fmt::format("linear_dense_simt M={} N={} K={}", task.m, task.weight.n, task.weight.k));
+}
+
 Status launch_quantize_acts(const QuantizeTask& task, Stream stream) {
   return status_of(quantize_acts(task, native(stream)),
                    fmt::format("quantize_acts M={} K={}, groups of {}", task.m, task.k, task.group));
@@ -357,6 +363,11 @@ Status launch_codes_simt(const CodesTask& task, Stream stream) {
 Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,
                          Stream stream) {
   return status_of(dequantize_packed(weight, out, out_type, out_stride, transposed, native(stream)), "dequantize_packed");
+}
+
+Status launch_dequantize_dense(const DenseWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,
+                               Stream stream) {
+  return status_of(dequantize_dense(weight, out, out_type, out_stride, transposed, native(stream)), "dequantize_dense");
 }
 
 Status launch_pack(const gpu_tile::Geometry& geometry, const WeightScheme& scheme, DType zero_type, const CanonicalArrays& from,

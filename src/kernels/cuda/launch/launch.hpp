@@ -11,6 +11,7 @@
 #include "kernels/cuda/tasks/codes_task.hpp"
 #include "kernels/cuda/tasks/conv_task.hpp"
 #include "kernels/cuda/tasks/decode_config.hpp"
+#include "kernels/cuda/tasks/dense_task.hpp"
 #include "kernels/cuda/tasks/linear_task.hpp"
 #include "kernels/cuda/tasks/quantize_task.hpp"
 #include "kernels/cuda/tasks/stored_sums.hpp"
@@ -52,6 +53,10 @@ Status launch_linear_simt(const LinearTask& task, Stream stream);
 Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec& spec);
 /// task.a_dtype is f16 or bf16, task.scratch laid out by dense_scratch() (dense.hpp). Prescale is ignored.
 Status launch_linear_dense(const LinearTask& task, const DenseConfig& config, Stream stream);
+/// The same of a weight that is dense already, of task.a_dtype, which may be f32; its scratch is that of DenseSpec::in_place.
+Status launch_dense_weight(const DenseTask& task, const DenseConfig& config, Stream stream);
+/// Dense weights on every GPU (tasks/dense.hpp).
+Status launch_dense_simt(const DenseTask& task, Stream stream);
 /// Ok if the dense tier's library can be loaded; otherwise unsupported with what is missing.
 Status dense_runs_here();
 
@@ -83,6 +88,10 @@ Status launch_w8a8_sm90(const W8A8Task& task, int tokens, int blocks, int depth,
 /// W → `out` [N,K] or (transposed) [K,N] of f32, f16 or bf16, rows `out_stride` elements apart.
 Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,
                          Stream stream);
+
+/// The same of a dense weight.
+Status launch_dequantize_dense(const DenseWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,
+                               Stream stream);
 
 /// The canonical arrays of a QuantTensor, in device memory.
 struct CanonicalArrays {

@@ -44,7 +44,10 @@ Status launch_gemm_sm80(const LinearTask&, Stream) { return no_cuda(); }
 Status launch_linear_simt(const LinearTask&, Stream) { return no_cuda(); }
 Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec&) { return no_cuda(); }
 Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { return no_cuda(); }
+Status launch_dense_weight(const DenseTask&, const DenseConfig&, Stream) { return no_cuda(); }
 Status dense_runs_here() { return no_cuda(); }
+Status launch_dense_simt(const DenseTask&, Stream) { return no_cuda(); }
+Status launch_dequantize_dense(const DenseWeight&, void*, DType, std::int64_t, bool, Stream) { return no_cuda(); }
 Status launch_quantize_acts(const QuantizeTask&, Stream) { return no_cuda(); }
 Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return no_cuda(); }
 Status launch_epilogue_rows(const epilogue::Element&, const StoredSums&, std::int64_t, int, Stream) { return no_cuda(); }

@@ -11,6 +11,7 @@ std::span<const Kernel> wna8_kernels();
 std::span<const Kernel> fixed_point_kernels();
 std::span<const Kernel> wna16_kernels();
 std::span<const Kernel> codes_kernels();
+std::span<const Kernel> dense_kernels();
 std::span<const Kernel> conv_kernels();
 std::span<const Kernel> recode_kernels();
 std::span<const Kernel> finish_kernels();

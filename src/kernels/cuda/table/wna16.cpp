@@ -364,26 +364,33 @@ WgmmaFamily wna16_family(const Problem& p) {
   return p.op == Op::conv ? WgmmaFamily::float_patches : WgmmaFamily::floats;
 }
 
-// Steps follow each other, so their times add up. Estimates from what cuBLAS reaches for large M on an H200, 700 TFLOP/s in f16,
-// and an A100, 250: a tile of 128 output channels × up to 128 tokens keeps one SM busy, and with fewer tiles than SMs some are idle.
-double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
-  constexpr double kShare = 0.85;  // of the bandwidth, for copies
+namespace {
+constexpr double kCopyShare = 0.85;  // of the bandwidth
+}
+
+// Estimates from what cuBLAS reaches for large M on an H200, 700 TFLOP/s in f16, and an A100, 250, and for f32 from an SM's 128 multiply-adds
+// a clock: a tile of 128 output channels × up to 128 tokens keeps one SM busy, and with fewer tiles than SMs some are idle.
+double product_cost_us(const GpuInfo& gpu, const Problem& p) {
   const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
   const double bytes_a_us = 1e3 * gpu.read_gbytes_per_s;
-  const auto packed = static_cast<double>(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes());
-  const double dequantized = 2 * n * k, result = m * n * bits(p.epilogue.out) / 8;
+  const double width = bits(p.a_dtype) / 8, result = m * n * bits(p.epilogue.out) / 8;
   const bool writes_d = dense_writes_d(p.epilogue, p.a_dtype);
-
-  const double dequantize_us = kLaunchUs + (packed + dequantized) / (kShare * bytes_a_us);
   const bool hopper = gpu.compute_capability >= 90 && gpu.compute_capability < 120;
-  const double flops_a_us = hopper ? 5.3e6 : 2.3e6;  // of an SM
+  const double flops_a_us = p.a_dtype == DType::f32 ? 3e5 : hopper ? 5.3e6 : 2.3e6;  // of an SM
   const double tile_m = std::min(128.0, 16 * std::ceil(m / 16));
   const double tiles = std::ceil(m / 128) * std::ceil(n / 128);
   const double multiply_us = std::max(1.0, tiles / std::max(1, gpu.sms)) * 2 * 128 * tile_m * k / flops_a_us;
-  const double read_us = (dequantized + 2 * m * k + (writes_d ? result : 4 * m * n)) / bytes_a_us;
-  const double epilogue_us = writes_d ? 0 : kLaunchUs + (4 * m * n + result) / (kShare * bytes_a_us);
+  const double read_us = (width * (n * k + m * k) + (writes_d ? result : 4 * m * n)) / bytes_a_us;
+  const double epilogue_us = writes_d ? 0 : kLaunchUs + (4 * m * n + result) / (kCopyShare * bytes_a_us);
   constexpr double kGemmUs = 3.0;  // before the first and after the last product, and a sum over parts of K
-  return dequantize_us + kGemmUs + std::max(multiply_us, read_us) + epilogue_us;
+  return kGemmUs + std::max(multiply_us, read_us) + epilogue_us;
+}
+
+// Steps follow each other, so their times add up.
+double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
+  const auto packed = static_cast<double>(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes());
+  const double dequantized = 2 * static_cast<double>(p.n) * static_cast<double>(p.k);
+  return kLaunchUs + (packed + dequantized) / (kCopyShare * 1e3 * gpu.read_gbytes_per_s) + product_cost_us(gpu, p);
 }
 
 WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& p) {

@@ -39,6 +39,8 @@ WgmmaFamily wna16_family(const Problem& problem);
 WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& problem);
+/// Predicted microseconds of cuBLASLt, and of the epilogue after it, where W is of the activations' type.
+double product_cost_us(const GpuInfo& gpu, const Problem& problem);
 /// Predicted microseconds of the dense tier.
 double dense_cost_us(const GpuInfo& gpu, const Problem& problem);
 

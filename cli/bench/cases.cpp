@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 
 #include "commands/bench.hpp"
@@ -52,6 +53,13 @@ Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const Scheme& 
   q.scheme = scheme;
   q.n = n;
   q.k = k;
+  if (scheme.is_dense()) {  // numbers from −0.03 to 0.03, of any value and sign
+    Tensor floats(scheme.codes, {n, k});
+    for (std::int64_t i = 0; i < floats.numel(); ++i) floats.set(i, random.uniform(-0.03f, 0.03f));
+    q.codes.resize(floats.bytes.size());
+    std::memcpy(q.codes.data(), floats.bytes.data(), q.codes.size());
+    return q;
+  }
   q.codes = random_codes(scheme.codes, n * k, seed);
   const std::vector<std::int64_t> shape = {scheme.group.rows(n), scheme.group.cols(k)};
   q.scales = Tensor(scheme.scale, shape);

@@ -43,6 +43,7 @@ CLI::App* add_command(CLI::App& app, const std::string& name, const std::string&
 CLI::Option* add_act(CLI::App& command, std::string& act);
 CLI::Option* add_activations(CLI::App& command, std::string& activations, const std::string& help);
 CLI::Option* add_accumulation(CLI::App& command, std::string& accumulation);
+CLI::Option* add_dense(CLI::App& command, bool& dense);
 CLI::Option* add_threads(CLI::App& command, int& threads);
 CLI::Option* add_backend(CLI::App& command, std::string& backend);
 CLI::Option* add_kernel(CLI::App& command, std::string& kernel);

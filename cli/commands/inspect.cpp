@@ -58,11 +58,11 @@ void compare(const Checkpoint& reference, const QuantTensor& q, InspectedModule&
 }
 
 // The other modules and tensors, which inspect only counts.
-void count_the_rest(const Checkpoint& checkpoint, const Pattern& layer, Inspection& inspection) {
+void count_the_rest(const Checkpoint& checkpoint, const Pattern& layer, bool dense, Inspection& inspection) {
   std::unordered_set<std::string> claimed;
   for (const Module& module : checkpoint.modules()) {
     claimed.insert(module.tensors.begin(), module.tensors.end());
-    if (module.quantized() || !layer.search(module.name)) continue;
+    if (module.quantized() || dense || !layer.search(module.name)) continue;
     inspection.dense.push_back(module);
     inspection.dense_bytes += module.bytes;
   }
@@ -73,10 +73,10 @@ void count_the_rest(const Checkpoint& checkpoint, const Pattern& layer, Inspecti
   }
 }
 
-std::vector<const Module*> chosen_modules(const Checkpoint& checkpoint, const Pattern& layer) {
+std::vector<const Module*> chosen_modules(const Checkpoint& checkpoint, const Pattern& layer, bool dense) {
   std::vector<const Module*> chosen;
   for (const Module& module : checkpoint.modules()) {
-    if (module.quantized() && layer.search(module.name)) chosen.push_back(&module);
+    if ((module.quantized() || dense) && layer.search(module.name)) chosen.push_back(&module);
   }
   return chosen;
 }
@@ -112,7 +112,8 @@ Result<Outcome> worst_finding(const Inspection& inspection) {
 
 // Packed files have no weights to measure or explain.
 Result<Outcome> run_packed(const InspectOptions& options) {
-  if (options.explain || options.headers_only || options.summary || !options.reference.empty() || !options.activations.empty())
+  if (options.explain || options.headers_only || options.summary || options.dense || !options.reference.empty() ||
+      !options.activations.empty())
     return Status(StatusCode::invalid_argument,
                   fmt::format("{} holds packed weights, for which inspect has no option but --layer and --json; inspect the "
                               "checkpoint that it was packed from",
@@ -197,7 +198,7 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
   inspection.path = options.path;
   inspection.summary = options.summary;
   inspection.notes.assign(checkpoint->notes().begin(), checkpoint->notes().end());
-  count_the_rest(*checkpoint, *layer, inspection);
+  count_the_rest(*checkpoint, *layer, options.dense, inspection);
 
   const DType act = parse_dtype(options.a_dtype).value_or(DType::f32);
   const auto ways = parse_ways(options.activations);
@@ -220,7 +221,7 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
     inspection.added_source = *std::move(source);
   }
   if (options.explain && question.backend == Backend::cpu) question.machine = measure_roofline(default_executor());
-  const auto chosen = chosen_modules(*checkpoint, *layer);
+  const auto chosen = chosen_modules(*checkpoint, *layer, options.dense);
   std::map<std::string, std::size_t> shape_of;  // shape_key → index into inspection.shapes
   ProgressBar progress("reading");
   for (const Module* module : chosen) {
@@ -274,6 +275,7 @@ void add_inspect(CLI::App& app, Action& action) {
   command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file; or a file of nibble pack")
       ->required();
   command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
+  add_dense(*command, options->dense);
   command->add_flag("--summary", options->summary, "Equal modules of all layers in one row, with the worst of their errors");
   command->add_flag("--explain", options->explain, "Which kernel runs for which M, and why the others do not");
   command->add_option("--reference", options->reference, "Float checkpoint to measure the quantization error against")

@@ -25,6 +25,7 @@ struct InspectOptions {
   bool explain = false;
   bool headers_only = false;
   bool summary = false;  // equal modules in one row
+  bool dense = false;    // modules that are not quantized are read and judged, too
 };
 
 /// A module with the findings of reading its data.
@@ -41,9 +42,9 @@ struct InspectedModule {
 
 struct Inspection {
   std::filesystem::path path;
-  std::vector<InspectedModule> modules;  // quantized ones
-  std::vector<Module> dense;
-  std::size_t other_tensors = 0;  // neither of a quantized nor of a dense module
+  std::vector<InspectedModule> modules;  // quantized ones, and with InspectOptions::dense all
+  std::vector<Module> dense;             // the others
+  std::size_t other_tensors = 0;         // neither of a quantized nor of a dense module
   std::uint64_t quantized_bytes = 0, dense_bytes = 0, other_bytes = 0;
   std::vector<Note> notes;  // about the checkpoint as a whole
   std::vector<ExplainedShape> shapes;
@@ -55,7 +56,7 @@ struct Inspection {
   double mean_bits() const;
 };
 
-/// Opens, reads and judges every quantized module whose name matches. A module that cannot be decoded is recorded as such.
+/// Opens, reads and judges every module whose name matches, if quantized or asked for. A module that cannot be decoded is recorded as such.
 Result<Inspection> inspect_checkpoint(const InspectOptions& options);
 
 /// The distinct shapes of a checkpoint: what a plan depends on.

@@ -120,9 +120,11 @@ std::string module_table(const Inspection& inspection, bool colour) {
 
 std::string totals(const Inspection& inspection) {
   std::string text;
+  const bool all_quantized = std::ranges::all_of(inspection.modules, [](const auto& found) { return found.module.quantized(); });
   if (!inspection.modules.empty()) {
     text += fmt::format("{}, {:.1f} M weights in {}: {:.2f} bits per weight\n",
-                        counted(inspection.modules.size(), "quantized module"), static_cast<double>(inspection.weights()) / 1e6,
+                        counted(inspection.modules.size(), all_quantized ? "quantized module" : "module"),
+                        static_cast<double>(inspection.weights()) / 1e6,
                         human_bytes(static_cast<double>(inspection.quantized_bytes)), inspection.mean_bits());
   }
   if (!inspection.dense.empty()) {

@@ -68,6 +68,9 @@ constexpr Weight kWeights[] = {
     {"e5m2c", DType::f32},
     {"e2m1g16", DType::e4m3},
     {"e2m1g32", DType::e8m0},
+    {"f32", DType::none},
+    {"f16", DType::none},
+    {"bf16", DType::none},
 };
 
 /// A question: an operation, the type of A, and how activations are quantized: while running, or by whoever made A, which then has codes.

@@ -69,6 +69,11 @@ CLI::Option* add_accumulation(CLI::App& command, std::string& accumulation) {
       ->capture_default_str();
 }
 
+CLI::Option* add_dense(CLI::App& command, bool& dense) {
+  return command.add_flag("--dense", dense,
+                          "Also layers whose weight is not quantized; embeddings look like them, which --layer can leave out");
+}
+
 CLI::Option* add_threads(CLI::App& command, int& threads) {
   return command.add_option("--threads", threads, "Threads to use (default: one per core, or NIBBLE_NUM_THREADS)")
       ->check(between(1, 4096))

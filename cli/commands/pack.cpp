@@ -19,7 +19,7 @@ struct Options {
   std::filesystem::path in, out;
   std::string layer, backend = "cpu", gpu, layout, a_dtype = "f32", out_dtype, activations, accumulation = "fast", json;
   std::int64_t m_max = 8192;
-  bool force = false;
+  bool force = false, dense = false;
 };
 
 // "s8r"; "" of activations that are not quantized.
@@ -146,7 +146,7 @@ Result<Outcome> pack_command(Options options) {
   std::vector<std::string> names;
   std::size_t convs = 0;
   for (const Module& module : checkpoint->modules()) {
-    if (!module.quantized() || !layer->search(module.name)) continue;
+    if ((!module.quantized() && !options.dense) || !layer->search(module.name)) continue;
     if (module.filter) {
       ++convs;
       continue;
@@ -156,8 +156,8 @@ Result<Outcome> pack_command(Options options) {
   }
   if (modules.empty())
     return Status(StatusCode::invalid_argument,
-                  fmt::format("{} has no quantized linear layer{}", options.in.string(),
-                              options.layer.empty() ? " to pack; nibble quantize makes some"
+                  fmt::format("{} has no {}linear layer{}", options.in.string(), options.dense ? "" : "quantized ",
+                              options.layer.empty() ? " to pack; nibble quantize makes some, --dense packs others"
                                                     : " whose name matches --layer; see nibble inspect"));
   LinearSpec spec{.a_dtype = parse_dtype(options.a_dtype).value_or(DType::f32),
                   .m_max = options.m_max,
@@ -247,8 +247,8 @@ Result<Outcome> verify_packed(const Checkpoint& checkpoint, const std::filesyste
     if (!layer.search(packed.name)) continue;
     progress.update(results.size(), file->modules().size(), packed.name);
     const Module* module = checkpoint.find_module(packed.name);
-    std::string difference = "the checkpoint has no such quantized module";
-    if (module != nullptr && module->quantized()) {
+    std::string difference = "the checkpoint has no such module";
+    if (module != nullptr) {
       const auto weight = file->load(packed.name);
       if (!weight.ok()) return weight.status();
       const auto back = unpack(*weight), q = checkpoint.read(*module);
@@ -296,6 +296,7 @@ void add_pack(CLI::App& app, Action& action) {
   command->add_option("IN", options->in, "Checkpoint: a directory or one .safetensors file")->required();
   command->add_option("OUT", options->out, "What to write: a file (default: MODEL.nibble beside MODEL or MODEL.safetensors)");
   command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
+  add_dense(*command, options->dense);
   add_act(*command, options->a_dtype);
   command->add_option("--out", options->out_dtype, "Type of outputs: f32, f16 or bf16 (default: that of the activations)")
       ->check(one_of({"f32", "f16", "bf16"}))

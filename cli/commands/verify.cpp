@@ -26,6 +26,7 @@ struct Options {
   std::int64_t sample_columns = 0;
   float outliers = 1.0f;
   int threads = 0;
+  bool dense = false;
   std::string json;
 };
 
@@ -43,6 +44,7 @@ std::string exactly(std::string_view name) {
 std::string repeat_command(const Options& options, const VerifiedLayer& layer) {
   std::string command = fmt::format("nibble verify {} --layer '{}' -M {} --a-dtype {} --seed {}", options.path.string(),
                                     exactly(layer.name), layer.m, options.a_dtype, options.seed);
+  if (options.dense) command += " --dense";
   if (options.backend != "cpu") command += " --backend " + options.backend;
   if (!options.out.empty()) command += " --out " + options.out;
   if (!options.activations.empty()) command += " --act-scheme " + options.activations;
@@ -167,12 +169,13 @@ Result<Outcome> run(const Options& options) {
   spec.added_error = true;
   spec.pack.backend = parse_backend(options.backend);
   spec.plan.kernel = spec.pack.kernel = options.kernel;
-  const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, *quantize, threads.executor(), images);
+  const auto layers =
+      verify_checkpoint(*checkpoint, *layer, options.m, spec, *quantize, threads.executor(), images, options.dense);
   if (!layers.ok()) return layers.status();
   if (layers->empty())  // no check must not look like success
     return Status(StatusCode::invalid_argument,
-                  fmt::format("{} has no quantized module{}", options.path.string(),
-                              options.layer.empty() ? " to verify; nibble quantize makes some"
+                  fmt::format("{} has no {}module{}", options.path.string(), options.dense ? "" : "quantized ",
+                              options.layer.empty() ? " to verify; nibble quantize makes some, --dense verifies others"
                                                     : " whose name matches --layer; see nibble inspect"));
   const auto text = [&] { return verification_text(options, *layers, wants_colour(stdout)); };
   if (Status written = print_result(options.json, text, [&] { return verification_json(options, *layers); }); !written.ok())
@@ -218,10 +221,10 @@ ConvGeometry verified_geometry(const Module& module, Extent image) {
 Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const Pattern& layer,
                                                      std::span<const std::int64_t> m_list, VerifySpec spec,
                                                      const AskedActivations& asked, Executor& executor,
-                                                     const VerifyImages& images) {
+                                                     const VerifyImages& images, bool dense) {
   std::vector<const Module*> modules;
   for (const Module& module : checkpoint.modules()) {
-    if (module.quantized() && layer.search(module.name)) modules.push_back(&module);
+    if ((module.quantized() || dense) && layer.search(module.name)) modules.push_back(&module);
   }
   spec.plan.threads = executor.threads();
   spec.pack.executor = &executor;
@@ -254,6 +257,7 @@ void add_verify(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file")->required();
   command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
+  add_dense(*command, options->dense);
   add_m_list(*command, options->m, "Rows of activations to run; images, of convolutions");
   command->add_option("--image", options->image, "Height and width of images for convolutions, padded by half the filter")
       ->type_name("HxW")

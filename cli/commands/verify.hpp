@@ -28,9 +28,10 @@ struct VerifyImages {
 ConvGeometry verified_geometry(const Module& module, Extent image);
 
 /// verify_linear or verify_conv for every quantized module that matches, and every M, of images for the latter; `spec` gives the rest.
+/// dense: also for those that are not quantized.
 Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const Pattern& layer,
                                                      std::span<const std::int64_t> m_list, VerifySpec spec,
                                                      const AskedActivations& asked, Executor& executor,
-                                                     const VerifyImages& images = {});
+                                                     const VerifyImages& images = {}, bool dense = false);
 
 }  // namespace nibble::cli

@@ -53,7 +53,7 @@ struct Module {
   std::string format;                // "awq", "gptq", "compressed-tensors", "int-quantized", "dense"
   std::int64_t n = 0, k = 0;         // W is [N,K]
   std::optional<Extent> filter;      // of a convolution, whose weight is [N, K/(Kh·Kw), Kh, Kw]; absent: a linear layer
-  WeightScheme scheme;               // as detected; dense: codes is the float type
+  WeightScheme scheme;               // as detected
   std::optional<Scheme> claimed;     // as config.json says; absent when it says nothing
   std::string other_acts;            // what config.json says about activations that no Scheme expresses; or ""
   bool act_order = false;            // has a g_idx
@@ -62,7 +62,7 @@ struct Module {
   std::uint64_t bytes = 0;           // of those tensors
   std::vector<Note> notes;           // findings that need no data
 
-  /// Whether Checkpoint::read can decode it.
+  /// Whether its weight is. A dense one is read as it is.
   bool quantized() const { return format != "dense"; }
 };
 
@@ -102,7 +102,8 @@ class Checkpoint {
   /// The same bytes, read into memory.
   Result<Tensor> load(const TensorInfo& tensor) const;
 
-  /// Decodes a quantized module, on the threads of default_executor(). Findings that need the data are appended to `notes`.
+  /// Decodes a module, on the threads of default_executor(); a dense one is returned as it is, whatever its numbers. Findings that need the
+  /// data are appended to `notes`.
   Result<QuantTensor> read(const Module& module, std::vector<Note>* notes = nullptr) const;
   /// Decodes a part of one, as a layer of its own, and reads no bytes of other channels' weights. A part of the input channels has the whole
   /// bias. Errors: invalid_argument for channels that the module has not; unsupported where a stored word, group or block has channels on
@@ -128,7 +129,7 @@ struct NamedView {
 
 /// Checkpoint::read for a layer whose tensors are in memory: recognises the format and decodes it. `config` is the
 /// JSON text of the model's quantization_config, or of a config.json that has one; "" when nothing is known beyond the tensors.
-/// Errors: not_found when no format knows such tensors, unsupported when they are not quantized, and those of Checkpoint::read.
+/// Errors: not_found when no format knows such tensors, and those of Checkpoint::read.
 Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_view config = {},
                                 std::vector<Note>* notes = nullptr);
 

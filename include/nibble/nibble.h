@@ -322,8 +322,8 @@ typedef struct nib_qtensor_desc {
   size_t struct_size;
   const char* scheme; /* of weights: "u4zg128" */
   int64_t n, k;       /* output and input channels */
-  nib_view codes;     /* [N,K], one code a byte, upper bits zero: u8; s8 or e4m3 for such codes */
-  nib_view scales;    /* [rows,G] f32, f16, bf16, e4m3 or e8m0; rows: N, ⌈N / block⌉, 1 */
+  nib_view codes;     /* [N,K], one code a byte, upper bits zero: u8; s8 or e4m3 for such codes; dense ("bf16"): of that type */
+  nib_view scales;    /* [rows,G] f32, f16, bf16, e4m3 or e8m0; rows: N, ⌈N / block⌉, 1; absent: dense */
   nib_view zeros;     /* shaped like scales; u8 or s8 for "z", f32, f16 or bf16 for "o" and "f" */
   nib_view g_idx;     /* s32 [K], the group of each input channel (act-order); absent: k / group */
   nib_view prescale;  /* [K] f32, f16 or bf16: multiplies the activations (AWQ, SmoothQuant) */
@@ -344,7 +344,7 @@ typedef struct nib_qtensor_desc {
 /* Makes a matrix from copies of everything. Views may have any strides; absent ones are zero. Sizes, types and indices are checked.
  * Errors: invalid_argument with the member and the values. */
 NIB_API nib_status nib_qtensor_create(const nib_qtensor_desc* desc, nib_qtensor** q);
-/* Describes a matrix; views and strings belong to it. codes are u8 whatever their type. */
+/* Describes a matrix; views and strings belong to it. codes are u8 whatever their type, but floats of dense weights. */
 NIB_API nib_status nib_qtensor_get(const nib_qtensor* q, nib_qtensor_desc* desc);
 NIB_API nib_status nib_qtensor_destroy(nib_qtensor* q);
 /* Layers that read the same activations (q, k and v of attention, gate and up of a glu) as one: the weights one below the other. Scales per
@@ -361,20 +361,20 @@ typedef struct nib_named_view {
 
 /* Decodes the tensors of one layer as AWQ, GPTQ, compressed-tensors, ... store them. `config` is the JSON of quantization_config, which
  * some formats need to be recognised; NULL: none. `notes`: findings, one a line. Runs on the threads of the process-wide pool.
- * Errors: not_found when no format knows the tensors, unsupported when they are not quantized; corrupt_data, invalid_argument. */
+ * Errors: not_found when no format knows the tensors; corrupt_data, invalid_argument. Tensors that are not quantized are a dense weight. */
 NIB_API nib_status nib_read_module(const nib_named_view* tensors, size_t count, const char* config, nib_qtensor** q,
                                    char** notes);
 
 /* How to quantize. */
 typedef struct nib_quantize_desc {
   size_t struct_size;
-  const char* scheme;  /* NULL: "u4b8g128"; uXbB, or uX with zero points, X of 2 ... 8; s8; e4m3 */
+  const char* scheme;  /* NULL: "u4b8g128"; uXbB, or uX with zero points, X of 2 ... 8; s8; e4m3; f32, f16 or bf16: rounded */
   nib_dtype scale;     /* f32, f16 (the default) or bf16: scales are rounded to it before codes are chosen */
   int32_t clip_search; /* not 0: per group, shrink the range while that lowers the squared error */
 } nib_quantize_desc;
 
 /* Rounds w[N,K] (f32, f16, bf16; last stride 1) to nearest; desc may be NULL. The same bits for any number of threads.
- * Errors: invalid_argument for a group that does not divide K, or a NaN or infinity, with its position. */
+ * Errors: invalid_argument for a group that does not divide K, a NaN or infinity, or a number beyond a dense type, with its position. */
 NIB_API nib_status nib_quantize(const nib_context* context, const nib_view* w, const nib_quantize_desc* desc, nib_qtensor** q);
 
 /* The same for the filter of a convolution, w[Co,C/groups,Kh,Kw] (any strides). Rows of q are Kh·Kw·C/groups long, in that order: groups
@@ -413,7 +413,7 @@ typedef struct nib_module {
   char claimed[48];   /* as config.json says: "s8r_s8c"; "" when it says nothing */
   int64_t n, k;       /* output and input channels; of a convolution K is Kh·Kw·C/groups */
   uint64_t bytes;     /* of its tensors */
-  int32_t quantized;  /* not 0: nib_checkpoint_read can decode it */
+  int32_t quantized;  /* not 0: its weight is; a dense one is read as it is */
   int32_t act_order;  /* not 0: has a g_idx */
   int32_t has_bias;   /* not 0: nib_checkpoint_read returns it with the weight */
   int32_t reserved;
@@ -447,7 +447,7 @@ NIB_API nib_status nib_checkpoint_find_module(const nib_checkpoint* checkpoint, 
 NIB_API nib_status nib_checkpoint_find_tensor(const nib_checkpoint* checkpoint, const char* name, size_t* index);
 /* Findings about the checkpoint and its modules, one a line: "warning: model.layers.0.q_proj: ...". */
 NIB_API nib_status nib_checkpoint_notes(const nib_checkpoint* checkpoint, char** text);
-/* Decodes a quantized module, on the threads of the process-wide pool. `notes`: findings that need the data, one a line. */
+/* Decodes a module, on the threads of the process-wide pool. `notes`: findings that need the data, one a line. */
 NIB_API nib_status nib_checkpoint_read(const nib_checkpoint* checkpoint, size_t module, nib_qtensor** q, char** notes);
 /* Of which channels a part of a layer is. */
 typedef int32_t nib_channels;

@@ -94,7 +94,7 @@ void bind_values(nb::module_& m) {
       .def_ro("tensors", &Module::tensors, "Their full names.")
       .def_ro("bytes", &Module::bytes, "Of its tensors.")
       .def_ro("notes", &Module::notes, "Findings that need no data.")
-      .def_prop_ro("quantized", &Module::quantized, "Checkpoint.read takes it.")
+      .def_prop_ro("quantized", &Module::quantized, "Its weight is: it is not dense.")
       .def("__repr__", repr("Module", "name", "format", "scheme", "n", "k"));
   nb::class_<QuantError>(m, "QuantError", "How far a quantized weight is from the original.")
       .def_ro("sqnr_db", &QuantError::sqnr_db, "10·log10( Σw² / Σ(w−ŵ)² ); infinite when equal.")
@@ -197,7 +197,12 @@ QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::han
   q.scales = optional_copy(scales, "scales", true);
   q.scheme = weight_scheme_from(scheme, q.scales.dtype);
   Tensor all = optional_copy(codes, "codes", false);
-  if (all.shape.size() != 2 || bits(all.dtype) != 8 || all.dtype == DType::boolean)
+  const bool dense = q.scheme.is_dense();
+  if (dense && (all.shape.size() != 2 || all.dtype != q.scheme.codes))
+    throw Failure(StatusCode::invalid_argument, "codes of a dense weight must be " + q.scheme.name() + " [N,K]; got " +
+                                                    std::string(name(all.dtype)) + " of " + std::to_string(all.shape.size()) +
+                                                    " dimensions");
+  if (!dense && (all.shape.size() != 2 || bits(all.dtype) != 8 || all.dtype == DType::boolean))
     throw Failure(StatusCode::invalid_argument, "codes must be [N,K] of 8-bit elements, one code a byte; got " +
                                                     std::string(name(all.dtype)) + " of " + std::to_string(all.shape.size()) +
                                                     " dimensions");
@@ -262,11 +267,12 @@ void bind_tensors(nb::module_& m) {
             new (self) QuantTensor(make_quant_tensor(scheme, codes, scales, zeros, scale2, g_idx, prescale, bias, static_acts,
                                                      act_limit, filter, nibble_order, k, repeat_for_filter));
           },
-          "scheme"_a, "codes"_a, "scales"_a, "zeros"_a = nb::none(), nb::kw_only(), "scale2"_a = nb::none(),
+          "scheme"_a, "codes"_a, "scales"_a = nb::none(), "zeros"_a = nb::none(), nb::kw_only(), "scale2"_a = nb::none(),
           "g_idx"_a = nb::none(), "prescale"_a = nb::none(), "bias"_a = nb::none(), "static_acts"_a = nb::none(),
           "act_limit"_a = nb::none(), "filter"_a = Pair(1, 1), "nibble_order"_a = "", "k"_a = nb::none(),
           "repeat_for_filter"_a = false,
-          "Copies arrays of host memory: codes [N,K], one a byte; scales and zeros [rows, groups] as the scheme says; g_idx [K]; "
+          "Copies arrays of host memory: codes [N,K], one a byte, or the floats of a dense weight, which has no scales; scales "
+          "and zeros [rows, groups] as the scheme says; g_idx [K]; "
           "prescale [K]; bias [N]. filter: (height, width) of a convolution, whose K is in the order kh, kw, channel.\n\n"
           "nibble_order: of codes of 4 bits with two to a byte, uint8 [N, ⌈K/2⌉]: low_first (the first one in the low half: "
           "compressed-tensors, torchao) or high_first (MNN, bitsandbytes); k: K, where it is odd. For codes as TensorRT-LLM's "
@@ -294,11 +300,13 @@ void bind_tensors(nb::module_& m) {
           [](nb::handle self) {
             const auto& q = nb::cast<const QuantTensor&>(self);
             const std::int64_t shape[] = {q.n, q.k};
-            return to_numpy(q.codes.data(), q.scheme.codes == DType::s8 ? DType::s8 : DType::u8, shape, self);
+            const bool own_type = q.scheme.is_dense() || q.scheme.codes == DType::s8;
+            return to_numpy(q.codes.data(), own_type ? q.scheme.codes : DType::u8, shape, self);
           },
-          "[N,K], one code a byte; uint8, int8 for s8.")
+          "[N,K], one code a byte; uint8, int8 for s8. Of a dense weight its floats, bf16 as uint16.")
       .def_prop_ro(
-          "scales", [](nb::handle self) { return *field(self, nb::cast<const QuantTensor&>(self).scales); }, "[rows, groups]")
+          "scales", [](nb::handle self) { return field(self, nb::cast<const QuantTensor&>(self).scales); },
+          "[rows, groups]; None for a dense weight.")
       .def_prop_ro(
           "zeros", [](nb::handle self) { return field(self, nb::cast<const QuantTensor&>(self).zeros); },
           "[rows, groups], or None.")
@@ -390,8 +398,9 @@ void bind_tensors(nb::module_& m) {
           },
           "layer"_a, nb::kw_only(), "outputs"_a.none() = nb::none(), "inputs"_a.none() = nb::none(),
           "Decodes a layer, by name or Module, into a QuantTensor. outputs or inputs: (begin, end), these channels alone, "
-          "without reading the bytes of the others; the bias of inputs is the whole one. Raises NotFound, InvalidArgument for a "
-          "dense one and for channels that it has not, CorruptData, and Unsupported where a word, a group or a block has "
+          "without reading the bytes of the others; the bias of inputs is the whole one. A dense layer is read as it is. Raises "
+          "NotFound, InvalidArgument for channels that it has not, CorruptData, and Unsupported where a word, a group or a block "
+          "has "
           "channels on both sides of a boundary, for inputs in act-order, and for convolutions.")
       .def(
           "tensor",

@@ -66,7 +66,7 @@ Result<std::vector<std::uint8_t>> trtllm_codes_of(const nib_qtensor_desc& desc, 
                        static_cast<TrtllmLayout>(desc.nibble_order - NIB_TRTLLM_INTERLEAVED));
 }
 
-/// One code a byte.
+/// One code a byte, or the bytes of floats.
 Result<std::vector<std::uint8_t>> codes_of(const nib_qtensor_desc& desc, const WeightScheme& scheme) {
   if (desc.nibble_order < NIB_BYTES || desc.nibble_order > NIB_TRTLLM_PERMUTED)
     return error(StatusCode::invalid_argument, "nib_qtensor_desc.nibble_order={} is no nib_nibble_order", desc.nibble_order);
@@ -76,8 +76,12 @@ Result<std::vector<std::uint8_t>> codes_of(const nib_qtensor_desc& desc, const W
     return error(StatusCode::invalid_argument, "nibble_order={} is for codes of 4 bits, {} has {}", desc.nibble_order,
                  scheme.name(), bits(scheme.codes));
   NIBBLE_ASSIGN_OR_RETURN(const Tensor codes, copy("codes", desc.codes, desc));
+  if (scheme.is_dense() && (codes.dtype != scheme.codes || codes.shape != std::vector{desc.n, desc.k}))
+    return error(StatusCode::invalid_argument, "codes are {} [{}]; a dense W[{},{}] of {} has the numbers themselves, {} [{},{}]",
+                 name(codes.dtype), fmt::join(codes.shape, ","), desc.n, desc.k, name(scheme.codes), name(scheme.codes), desc.n,
+                 desc.k);
   const std::int64_t columns = pairs ? desc.k / 2 + desc.k % 2 : desc.k;
-  if (codes.shape != std::vector{desc.n, columns} || bits(codes.dtype) != 8)
+  if (!scheme.is_dense() && (codes.shape != std::vector{desc.n, columns} || bits(codes.dtype) != 8))
     return error(StatusCode::invalid_argument, "codes are {} [{}]; W[{},{}] has {}, [{},{}]", name(codes.dtype),
                  fmt::join(codes.shape, ","), desc.n, desc.k, pairs ? "two codes a byte" : "codes of a byte", desc.n, columns);
   const std::span bytes(reinterpret_cast<const std::uint8_t*>(codes.bytes.data()), codes.bytes.size());
@@ -126,7 +130,7 @@ nib_qtensor_desc describe(const NamedTensor& named) {
   out.scheme = named.scheme.c_str();
   out.n = q.n;
   out.k = q.k;
-  out.codes = view(ConstTensorView(q.codes.data(), {q.n, q.k}));
+  out.codes = view(ConstTensorView(q.codes.data(), q.scheme.is_dense() ? q.scheme.codes : DType::u8, {q.n, q.k}));
   out.scales = view(view_of(q.scales));
   out.zeros = view(view_of(q.zeros));
   if (!q.g_idx.empty()) out.g_idx = view(ConstTensorView(q.g_idx.data(), {q.k}));

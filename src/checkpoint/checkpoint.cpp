@@ -99,7 +99,7 @@ void note_odd_values(const Tensor& t, std::string_view what, std::int64_t cols, 
 
 /// The same for codes: only floats can be NaN.
 void note_nan_codes(const QuantTensor& q, std::vector<Note>& notes) {
-  if (info(q.scheme.codes).kind != DTypeKind::floating) return;
+  if (info(q.scheme.codes).kind != DTypeKind::floating || q.scheme.is_dense()) return;
   std::array<bool, 256> is_nan{};
   for (std::size_t code = 0; code < is_nan.size(); ++code)
     is_nan[code] = std::isnan(code_value(q.scheme.codes, static_cast<std::uint8_t>(code)));
@@ -360,9 +360,8 @@ Result<QuantTensor> Checkpoint::Impl::read(const Module& module, const LayerPart
   if (own == nullptr || own->format != module.format)
     return error(StatusCode::not_found, "{}: no {} module {}", path.string(), module.format, printable(module.name));
   const codec::Format* format = codec::find_format(own->format);
-  if (!own->quantized() || format == nullptr)
-    return error(StatusCode::invalid_argument, "{}: module {} is {}: there are no codes to read; quantize it first",
-                 path.string(), own->name, own->format);
+  if (format == nullptr)
+    return error(StatusCode::internal, "{}: module {} is of the unknown format {}", path.string(), own->name, own->format);
   std::vector<Note> found;
   std::vector<Tensor> memory;
   NIBBLE_ASSIGN_OR_RETURN(const codec::ModuleTensors parts, part == nullptr
@@ -463,8 +462,6 @@ Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_
     const std::optional<Result<Module>> found = format.detect(parts, config);
     if (!found) continue;
     if (!found->ok()) return found->status();
-    if (!(*found)->quantized())
-      return error(StatusCode::unsupported, "the layer is {}: there are no codes to read; quantize it first", (*found)->format);
     std::vector<Note> findings = (*found)->notes;
     Result<QuantTensor> q = format.read(parts, **found, config, findings);
     return checked(std::move(q), "the layer", {}, std::move(findings), notes);

@@ -584,6 +584,9 @@ Result<WeightScheme> stored_as(const codec::Format& format, const Module& module
 Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, const QuantizeCheckpointSpec& spec) {
   NIBBLE_ASSIGN_OR_RETURN(const auto only, compile("only", spec.only));
   NIBBLE_ASSIGN_OR_RETURN(const auto skip, compile("skip", spec.skip));
+  if (spec.scheme.weight.is_dense())
+    return error(StatusCode::unsupported, "no format for quantized weights holds {}; choose a scheme of codes",
+                 spec.scheme.weight.name());
   std::vector<WeightShape> shapes;
   for (const Module& module : in.modules) {
     if (module.quantized())

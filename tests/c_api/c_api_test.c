@@ -1035,7 +1035,19 @@ static void test_checkpoint(const char* golden, const char* scratch) {
   snprintf(path, sizeof path, "%s/dense", scratch);
   nib_checkpoint* dense = NULL;
   OK(nib_checkpoint_open(path, &dense));
-  FAILS(NIB_INVALID_ARGUMENT, "no codes to read", nib_checkpoint_read(dense, 0, &q, NULL));
+  OK(nib_checkpoint_read(dense, 0, &q, NULL)); /* as it is: floats in the place of codes, and no scales */
+  nib_qtensor_desc floats = SIZED(nib_qtensor_desc);
+  OK(nib_qtensor_get(q, &floats));
+  CHECK(strcmp(floats.scheme, "f32") == 0 && floats.codes.dtype == NIB_F32 && floats.codes.shape[1] == floats.k);
+  CHECK(floats.scales.data == NULL);
+  nib_qtensor* copy = NULL;
+  OK(nib_qtensor_create(&floats, &copy));
+  OK(nib_qtensor_destroy(copy));
+  copy = NULL;
+  floats.codes.dtype = NIB_BF16;
+  FAILS(NIB_INVALID_ARGUMENT, "codes are bf16", nib_qtensor_create(&floats, &copy));
+  OK(nib_qtensor_destroy(q));
+  q = NULL;
   FAILS(NIB_INVALID_ARGUMENT, "no module 0", nib_checkpoint_read(answers, 0, &q, NULL));
   OK(nib_checkpoint_destroy(dense));
   CHECK(q == NULL);

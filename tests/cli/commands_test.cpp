@@ -801,6 +801,22 @@ TEST_F(Cli, InspectFiltersFloatModels) {
   EXPECT_FALSE(contains(nibble({"inspect", checkpoint("float"), "--layer", "k_proj"}).out, "lm_head"));
 }
 
+TEST_F(Cli, DenseLayersAreTakenWhereAskedFor) {
+  const std::string head = "lm_head", floats = checkpoint("float");
+  const auto verified = nibble_json({"verify", floats, "--dense", "--layer", head, "-M", "1", "--json"});
+  EXPECT_EQ(verified["passed"], true);
+  ASSERT_EQ(verified["results"].size(), 1u);
+  EXPECT_EQ(verified["results"][0]["scheme"], "bf16");
+  EXPECT_EQ(nibble({"verify", floats, "--layer", head}).exit_code, 2);
+  EXPECT_EQ(nibble({"pack", floats, at("head.nibble"), "--layer", head}).exit_code, 2);
+  const Finished packed = nibble({"pack", floats, at("head.nibble"), "--layer", head, "--dense"});
+  ASSERT_EQ(packed.exit_code, 0) << packed.err;
+  EXPECT_TRUE(contains(nibble({"verify", floats, "--packed", at("head.nibble")}).out, "all the same"));
+  const auto inspected = nibble_json({"inspect", floats, "--dense", "--layer", head, "--explain", "--json"});
+  EXPECT_EQ(inspected["modules"].size(), 1u);
+  EXPECT_EQ(inspected["dense_modules"].size(), 0u);
+}
+
 TEST_F(Cli, InspectEndsWithItsWorstFinding) {
   const auto tensor = [](const std::string& name, DType dtype, std::vector<std::int64_t> shape) {
     Tensor t(dtype, shape);

@@ -149,8 +149,6 @@ def test_read_tensors():
         nibble.read_tensors({"qweight": X})
     with pytest.raises(nibble.CorruptData, match="JSON"):
         nibble.read_tensors({"qweight": X}, "{")
-    with pytest.raises(nibble.Unsupported, match="dense"):
-        nibble.read_tensors({"weight": X})
     with pytest.raises(nibble.InvalidArgument, match="stride"):
         nibble.read_tensors({"qweight": np.zeros((64, 2), np.int32)[::2]})
     with pytest.raises(TypeError, match="qweight"):

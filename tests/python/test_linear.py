@@ -12,7 +12,7 @@ from conftest import act_ordered, distance
 
 import nibble
 
-SCHEMES = ["u4b8g128", "u4zg64", "u3b4g32", "u8b128c", "u2zg16", "s8c", "s8t", "e4m3b64x128", "e4m3c"]
+SCHEMES = ["u4b8g128", "u4zg64", "u3b4g32", "u8b128c", "u2zg16", "s8c", "s8t", "e4m3b64x128", "e4m3c", "f32", "f16", "bf16"]
 
 
 def make(rng, scheme="u4zg128", n=40, k=256):
@@ -27,6 +27,23 @@ def test_linear_is_the_product_with_the_dequantized_weight(rng, scheme):
     assert distance(w.linear(x), x.astype(np.float64) @ w.dequantize().T) < 1e-6
     assert np.array_equal(w.dequantize("f16", transposed=True), w.dequantize().T.astype(np.float16))
     assert w.unpack() == nibble.pack(w.unpack()).unpack()
+
+
+def test_a_dense_weight_is_the_floats(rng):
+    w = rng.standard_normal((8, 32), dtype=np.float32)
+    q = nibble.quantize(w, "f16")
+    assert q.scheme == "f16" and q.scales is None and q.bits_per_weight == 16
+    assert q.codes.dtype == np.float16 and np.array_equal(q.codes, w.astype(np.float16))
+    assert nibble.QuantTensor("f16", w.astype(np.float16)) == q and nibble.read_tensors({"weight": w.astype(np.float16)}) == q
+    assert nibble.join([q, q]).shape == (16, 32) and pickle.loads(pickle.dumps(q)) == q
+    brain = nibble.quantize(w, "bf16")
+    assert nibble.QuantTensor("bf16", brain.codes) == brain
+    with pytest.raises(nibble.InvalidArgument, match="f16 .N,K.; got f32"):
+        nibble.QuantTensor("f16", w)
+    with pytest.raises(nibble.InvalidArgument, match="70000 is beyond the range of f16"):
+        nibble.quantize(np.full((1, 1), 70000, np.float32), "f16")
+    with pytest.raises(nibble.Unsupported, match="not quantized either"):
+        nibble.pack(q, act_scheme="s8r")
 
 
 def test_any_leading_dimensions(rng):

@@ -3,14 +3,16 @@
 //   weight  f32, f16 or bf16  [N,K], or of a convolution [Co,Ci/groups,Kh,Kw]
 //   bias    f32, f16 or bf16  [N]    optional
 //
-// Embeddings look the same and are listed too.
+// Read as they are, without a change of their bits. Embeddings look the same and are listed too.
+#include <algorithm>
+
 #include "checkpoint/codecs/table.hpp"
 #include "checkpoint/config/codec_util.hpp"
 
 namespace nibble::codec {
 namespace {
 
-constexpr StoredTensor kTensors[] = {{"weight"}, {"bias"}};
+constexpr StoredTensor kTensors[] = {{"weight", axes::kCodes}, {"bias", axes::kN}};
 
 std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantConfig&) {
   const ConstTensorView* weight = tensors.find("weight");
@@ -29,12 +31,35 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
   if (tensors.find("bias") != nullptr && !m.has_bias)
     note(m.notes, kInfo, "bias {} does not belong to weight {} = [N,K]; is the weight stored transposed?",
          describe(*tensors.find("bias")), describe(*weight));
-  m.scheme = {weight->dtype, ZeroKind::none, GroupShape::tensor(), DType::none};
+  m.scheme = WeightScheme::dense(weight->dtype);
   return m;
 }
 
-Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const QuantConfig&, std::vector<Note>&) {
-  return error(StatusCode::unsupported, "{} is not quantized: it has no codes to read", tensors.module);
+/// Rows in the order kh, kw, ci of [Co,Ci/groups,Kh,Kw].
+void order_by_filter(QuantTensor& q) {
+  const auto width = static_cast<std::size_t>(code_bytes(q.scheme.codes));
+  const std::int64_t elements = q.filter.h * q.filter.w, channels = q.k / elements;
+  const std::vector<std::uint8_t> stored = q.codes;
+  std::uint8_t* to = q.codes.data();
+  for (std::int64_t row = 0; row < q.n; ++row)
+    for (std::int64_t e = 0; e < elements; ++e)
+      for (std::int64_t c = 0; c < channels; ++c)
+        to = std::copy_n(stored.data() + static_cast<std::size_t>(row * q.k + c * elements + e) * width, width, to);
+}
+
+Result<QuantTensor> read(const ModuleTensors& tensors, const Module& m, const QuantConfig&, std::vector<Note>&) {
+  const ConstTensorView& weight = *tensors.find("weight");
+  QuantTensor q;
+  q.scheme = m.scheme;
+  q.n = weight.dim(0);
+  q.k = weight.numel() / q.n;
+  q.codes = copy_bytes(weight, q.n * q.k * code_bytes(q.scheme.codes));
+  if (m.filter) {
+    q.filter = *m.filter;
+    order_by_filter(q);
+  }
+  if (m.has_bias) q.bias = read_bias(tensors, q.n);
+  return q;
 }
 
 }  // namespace

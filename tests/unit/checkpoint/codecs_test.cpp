@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
+#include <limits>
 
 #include "golden/memory_module.hpp"
 #include "random_weights.hpp"
@@ -804,6 +806,17 @@ TEST(Codecs, KnownButUnsupportedFormatsAreNamed) {
   }
 }
 
+TEST(Codecs, DenseConvolutionsAreRowsOfTheirFilter) {
+  MemoryModule m = stored({{"weight", DType::f16, {2, 3, 2, 1}}});
+  for (std::int64_t i = 0; i < 12; ++i) m.find("weight")->set(i, static_cast<float>(i));
+  const Reading r = read(m);
+  ASSERT_TRUE(r.status.ok()) << r.status.message();
+  EXPECT_EQ(r.q.filter, (Extent{2, 1}));
+  for (std::int64_t co = 0; co < 2; ++co)
+    for (std::int64_t ci = 0; ci < 3; ++ci)
+      for (std::int64_t h = 0; h < 2; ++h) EXPECT_EQ(r.q.value(co, h * 3 + ci), static_cast<float>(co * 6 + ci * 2 + h));
+}
+
 TEST(Codecs, DenseModules) {
   MemoryModule m = stored({{"weight", DType::bf16, {6, 10}}, {"bias", DType::bf16, {6}}});
   const auto detected = m.detect();
@@ -811,7 +824,15 @@ TEST(Codecs, DenseModules) {
   EXPECT_EQ(detected.format->name, "dense");
   EXPECT_EQ(detected.module->scheme.codes, DType::bf16);
   EXPECT_TRUE(detected.module->has_bias);
-  EXPECT_EQ(read(m).status.code(), StatusCode::unsupported);
+  for (std::int64_t i = 0; i < 60; ++i) m.find("weight")->set(i, 0.25f * static_cast<float>(i) - 7);
+  m.find("weight")->set(13, std::numeric_limits<float>::quiet_NaN());
+  m.find("bias")->set(2, 3.0f);
+  const Reading r = read(m);
+  ASSERT_TRUE(r.status.ok()) << r.status.message();
+  EXPECT_EQ(r.q.scheme, WeightScheme::dense(DType::bf16));
+  EXPECT_EQ(std::memcmp(r.q.codes.data(), m.find("weight")->bytes.data(), 120), 0) << "a change of bits";
+  EXPECT_EQ(r.q.bias.at(2), 3.0f);
+  EXPECT_TRUE(std::isnan(r.q.value(1, 3)));
   EXPECT_EQ(stored({{"weight", DType::f32, {6}}}).detect().format, nullptr);
   EXPECT_EQ(stored({{"weight", DType::f32, {6, 0}}}).detect().format, nullptr);
 }

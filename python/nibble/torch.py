@@ -780,10 +780,10 @@ class QuantConv2d(_Quantized):
 
 
 def _usual_type(weight: nibble.PackedWeight | nibble.QuantTensor) -> torch.dtype:
-    """That of the scales."""
+    """That of the scales, or of a dense weight."""
     if isinstance(weight, nibble.QuantTensor):
-        return _to_torch(weight.scales[:0]).dtype
-    return getattr(torch, _arrays.NAMES[weight.scale])
+        return _to_torch((weight.codes if weight.scales is None else weight.scales)[:0]).dtype
+    return getattr(torch, _arrays.NAMES[weight.scheme if weight.scale == "none" else weight.scale])
 
 
 def _parts(scheme: str) -> tuple[str, str]:

@@ -196,8 +196,8 @@ QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::han
   QuantTensor q;
   q.scales = optional_copy(scales, "scales", true);
   q.scheme = weight_scheme_from(scheme, q.scales.dtype);
-  Tensor all = optional_copy(codes, "codes", false);
   const bool dense = q.scheme.is_dense();
+  Tensor all = optional_copy(codes, "codes", dense);
   if (dense && (all.shape.size() != 2 || all.dtype != q.scheme.codes))
     throw Failure(StatusCode::invalid_argument, "codes of a dense weight must be " + q.scheme.name() + " [N,K]; got " +
                                                     std::string(name(all.dtype)) + " of " + std::to_string(all.shape.size()) +

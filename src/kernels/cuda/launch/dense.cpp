@@ -200,7 +200,7 @@ Result<Algorithm> find_algorithm(const DenseConfig& config, const DenseSpec& spe
   // Split-K only with f32 partial sums in a fixed order: not in D, which may have 16 bits, and not by atomics.
   return best_algorithm(config.handle, config.operation.get(), w, x, d,
                         {{CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE},
-                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 256},
+                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, spec.in_place ? std::uint32_t{kVector} : 256},
                          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, bytes},
                          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_bytes},
                          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_bytes}});

@@ -1,5 +1,5 @@
 // A decoder of the Llama family (Llama, Qwen2, Qwen3) on the CPU: opens a checkpoint directory, takes token ids and generates more, the
-// likeliest one each time. Quantized layers run on nibble's plans; norms, attention and unquantized layers are plain code.
+// likeliest one each time. Quantized layers run on nibble's plans, with the norms, the glu and the residuals around them.
 //
 // usage: decoder DIR --prompt 1,2,3 [--tokens 32] [--threads N] [--logits FILE]
 #include <nibble/nibble.hpp>
@@ -20,7 +20,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -33,6 +32,13 @@ namespace {
 
 Status invalid(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
 Status unsupported(std::string message) { return {StatusCode::unsupported, std::move(message)}; }
+
+/// Puts a result where it belongs, unless it is a failure.
+template <class T>
+Status take(Result<T> result, T& to) {
+  if (result) to = *std::move(result);
+  return result.status();
+}
 
 /// What config.json says of a model.
 struct Config {
@@ -115,24 +121,17 @@ Result<Config> read_config(const std::string& text) {
                                                                     {"intermediate_size", &c.intermediate},
                                                                     {"num_hidden_layers", &c.layers},
                                                                     {"num_attention_heads", &c.heads},
-                                                                    {"max_position_embeddings", &c.positions}}) {
-    const auto value = size(config, name);
-    if (!value) return value.status();
-    *to = *value;
-  }
-  const auto kv_heads = size(config, "num_key_value_heads", c.heads);
-  const auto head_dim = size(config, "head_dim", c.hidden / c.heads);
-  const auto eps = positive(config, "rms_norm_eps", 1e-6);
-  for (const Status& status : {kv_heads.status(), head_dim.status(), eps.status()})
-    if (!status) return status;
-  c.kv_heads = *kv_heads, c.head_dim = *head_dim, c.norm_eps = *eps;
+                                                                    {"max_position_embeddings", &c.positions}})
+    if (const Status status = take(size(config, name), *to); !status) return status;
+  Status status = take(size(config, "num_key_value_heads", c.heads), c.kv_heads);
+  if (status) status = take(size(config, "head_dim", c.hidden / c.heads), c.head_dim);
+  if (status) status = take(positive(config, "rms_norm_eps", 1e-6), c.norm_eps);
+  if (!status) return status;
   if (c.heads % c.kv_heads != 0 || c.head_dim < 2 || c.head_dim % 2 != 0)
     return invalid("config.json: " + std::to_string(c.heads) + " heads of " + std::to_string(c.head_dim) + " channels and " +
                    std::to_string(c.kv_heads) + " of keys and values");
   c.tied = member(config, "tie_word_embeddings") == true;
-  auto frequencies = rope_frequencies(config, c.head_dim);
-  if (!frequencies) return frequencies.status();
-  c.frequencies = *std::move(frequencies);
+  if (status = take(rope_frequencies(config, c.head_dim), c.frequencies); !status) return status;
   return c;
 }
 
@@ -177,58 +176,71 @@ Result<std::shared_ptr<const Tensor>> load(const Checkpoint& checkpoint, const s
   return std::make_shared<const Tensor>(*std::move(tensor));
 }
 
-/// What follows a product: y = activation(x·Wᵀ + bias) ∘ gate + residual.
-struct Epilogue {
-  Activation activation = Activation::none;  // or silu
-  const Matrix* gate = nullptr;
-  const Matrix* residual = nullptr;
+// docs: begin linear
+/// A weight as the checkpoint has it, and its bias, which may be null.
+struct Floats {
+  std::shared_ptr<const Tensor> weight, bias;
 };
 
-// docs: begin linear
-/// W[N,K] with its bias, quantized or as floats.
+/// Layers that read the same activations, as one: y = epilogue(norm(x)·Wᵀ + bias), with W[N,K] quantized or as floats.
 struct Linear {
-  std::optional<PackedWeight> packed;
-  std::shared_ptr<const Tensor> dense, bias;  // where it is not packed
+  LinearSpec spec;
+  std::shared_ptr<const Tensor> norm = nullptr;  // [K]; null: none
+  std::optional<PackedWeight> packed = {};
+  std::vector<Floats> parts = {};  // where it is not packed
 
-  Status run(const Matrix& x, Matrix& y, Runtime& runtime, const Epilogue& epilogue = {}) const {
-    if (!packed) return run_dense(x, y, runtime, epilogue), Status();
-    const LinearSpec spec{.m_max = x.rows,
-                          .epilogue = {.bias = packed->has_bias(),
-                                       .activation = epilogue.activation,
-                                       .gate = epilogue.gate != nullptr,
-                                       .residual = epilogue.residual != nullptr}};
-    const auto plan = runtime.plans.linear(*packed, spec, {.threads = runtime.threads->threads()});
+  Status run(const Matrix& x, Matrix& y, Runtime& runtime, const Matrix* residual = nullptr) const {
+    if (!packed) return run_dense(x, y, runtime, residual), Status();
+    LinearSpec now = spec;
+    now.m_max = x.rows;
+    const auto plan = runtime.plans.linear(*packed, now, {.threads = runtime.threads->threads()});
     if (!plan) return plan.status();
     Operands operands;
-    if (epilogue.gate != nullptr) operands.gate = epilogue.gate->view();
-    if (epilogue.residual != nullptr) operands.residual = epilogue.residual->view();
+    if (norm != nullptr) operands.norm_weight = {norm->bytes.data(), norm->dtype, {norm->numel()}};
+    if (residual != nullptr) operands.residual = residual->view();
     runtime.workspace.resize(std::max(runtime.workspace.size(), plan->workspace_bytes(x.rows)));
     return plan->run(*packed, x.view(), y.view(), operands, runtime.workspace, runtime.threads.get());
   }
 
-  void run_dense(const Matrix& x, Matrix& y, Runtime& runtime, const Epilogue& epilogue) const;
+  void run_dense(Matrix x, Matrix& y, Runtime& runtime, const Matrix* residual) const;
 };
 
-Result<Linear> load_linear(const Checkpoint& checkpoint, const std::string& name, std::int64_t n, std::int64_t k,
+/// A module of the checkpoint, and how many rows its weight has.
+struct Part {
+  std::string name;
+  std::int64_t rows;
+};
+
+/// The parts' weights one below the other; `linear` says what stands around them.
+Result<Linear> load_linear(const Checkpoint& checkpoint, const std::vector<Part>& parts, std::int64_t k, Linear linear,
                            Runtime& runtime) {
-  const Module* module = checkpoint.find_module(name);
-  if (module != nullptr && module->quantized()) {
-    const auto quantized = checkpoint.read(*module);
-    if (!quantized) return quantized.status();
-    if (quantized->n != n || quantized->k != k)
-      return invalid(name + " is " + text("W", std::array{quantized->n, quantized->k}) + ", config.json asks for " +
-                     text("W", std::array{n, k}));
-    auto packed = pack(*quantized, LinearSpec{.m_max = 512}, {.executor = runtime.threads.get()});  // 512: of a prompt
-    if (!packed) return packed.status();
-    return Linear{.packed = *std::move(packed)};
+  std::vector<QuantTensor> quantized;
+  for (const auto& [name, rows] : parts) {
+    const Module* module = checkpoint.find_module(name);
+    if (module == nullptr || !module->quantized()) continue;
+    auto part = checkpoint.read(*module);
+    if (!part) return part.status();
+    if (part->n != rows || part->k != k)
+      return invalid(name + " is " + text("W", std::array{part->n, part->k}) + ", config.json asks for " +
+                     text("W", std::array{rows, k}));
+    quantized.push_back(*std::move(part));
   }
-  auto dense = load(checkpoint, name + ".weight", {n, k});
-  if (!dense) return dense.status();
-  Linear linear{.dense = *std::move(dense)};
-  if (checkpoint.find_tensor(name + ".bias") == nullptr) return linear;
-  auto bias = load(checkpoint, name + ".bias", {n});
-  if (!bias) return bias.status();
-  linear.bias = *std::move(bias);
+  for (const auto& [name, rows] : quantized.empty() ? parts : std::vector<Part>()) {
+    Floats& part = linear.parts.emplace_back();
+    Status status = take(load(checkpoint, name + ".weight", {rows, k}), part.weight);
+    if (status && checkpoint.find_tensor(name + ".bias") != nullptr)
+      status = take(load(checkpoint, name + ".bias", {rows}), part.bias);
+    if (!status) return status;
+  }
+  if (quantized.empty()) return linear;
+  if (quantized.size() < parts.size())
+    return unsupported(parts.front().name + " and those that read the same activations: some are quantized, some are not");
+  const auto joined = join(quantized);
+  if (!joined) return joined.status().with_context(parts.front().name);
+  linear.spec.epilogue.bias = !joined->bias.empty();
+  auto packed = pack(*joined, linear.spec, {.executor = runtime.threads.get()});
+  if (!packed) return packed.status();
+  linear.packed = *std::move(packed);
   return linear;
 }
 // docs: end linear
@@ -252,53 +264,54 @@ float dot(const float* x, const Tensor& w, std::int64_t row, std::int64_t k) {
   return dot(x, w.as<bf16>() + row * k, k);
 }
 
-void Linear::run_dense(const Matrix& x, Matrix& y, Runtime& runtime, const Epilogue& epilogue) const {
-  runtime.threads->parallel_for(y.columns, [&](std::int64_t n) {
+/// Divides each of `runs` runs of weight.numel() values, a row or its heads, by its root mean square, and multiplies it by the weight.
+void normalize(float* x, std::int64_t runs, const Tensor& weight, double eps) {
+  const std::int64_t width = weight.numel();
+  for (const float* const end = x + runs * width; x < end; x += width) {
+    double squares = 0;
+    for (std::int64_t i = 0; i < width; ++i) squares += x[i] * x[i];
+    const auto scale = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(width) + eps));
+    for (std::int64_t i = 0; i < width; ++i) x[i] *= scale * weight.at(i);
+  }
+}
+
+void Linear::run_dense(Matrix x, Matrix& y, Runtime& runtime, const Matrix* residual) const {
+  for (std::int64_t m = 0; norm != nullptr && m < x.rows; ++m) normalize(x.row(m), 1, *norm, spec.norm.eps);
+  runtime.threads->parallel_for(y.columns, [&](std::int64_t column) {
+    const auto product = [&](std::int64_t m, std::int64_t n) {
+      auto part = parts.begin();
+      while (n >= part->weight->shape[0]) n -= part++->weight->shape[0];
+      return dot(x.row(m), *part->weight, n, x.columns) + (part->bias != nullptr ? part->bias->at(n) : 0);
+    };
     for (std::int64_t m = 0; m < y.rows; ++m) {
-      float value = dot(x.row(m), *dense, n, x.columns) + (bias != nullptr ? bias->at(n) : 0);
-      if (epilogue.activation == Activation::silu) value /= 1 + std::exp(-value);
-      if (epilogue.gate != nullptr) value *= epilogue.gate->row(m)[n];
-      if (epilogue.residual != nullptr) value += epilogue.residual->row(m)[n];
-      y.row(m)[n] = value;
+      float value = product(m, column);
+      if (spec.epilogue.glu) value = value / (1 + std::exp(-value)) * product(m, column + y.columns);
+      y.row(m)[column] = residual != nullptr ? value + residual->row(m)[column] : value;
     }
   });
 }
 
-/// Divides each run of weight.numel() values of x, a row or a head, by its root mean square, and multiplies it by the weight.
-void normalize(const Matrix& x, const Tensor& weight, double eps, Matrix& y) {
-  const auto width = static_cast<std::size_t>(weight.numel());
-  for (std::size_t begin = 0; begin < x.values.size(); begin += width) {
-    double squares = 0;
-    for (std::size_t i = 0; i < width; ++i) squares += x.values[begin + i] * x.values[begin + i];
-    const auto scale = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(width) + eps));
-    for (std::size_t i = 0; i < width; ++i)
-      y.values[begin + i] = x.values[begin + i] * scale * weight.at(static_cast<std::int64_t>(i));
-  }
-}
-
-/// Rotates each head of each row by its position: channels i and i + head_dim/2 are a pair.
-void rotate(Matrix& x, std::int64_t first_position, const std::vector<float>& frequencies) {
+/// Rotates heads, one after the other, by the position of their token: channels i and i + head_dim/2 are a pair.
+void rotate(float* x, std::int64_t heads, std::int64_t position, const std::vector<float>& frequencies) {
   const auto half = static_cast<std::int64_t>(frequencies.size());
-  for (std::int64_t m = 0; m < x.rows; ++m)
-    for (std::int64_t i = 0; i < half; ++i) {
-      const float angle = static_cast<float>(first_position + m) * frequencies[static_cast<std::size_t>(i)];
-      const float cosine = std::cos(angle), sine = std::sin(angle);
-      for (float* head = x.row(m); head < x.row(m) + x.columns; head += 2 * half) {
-        const float a = head[i], b = head[i + half];
-        head[i] = a * cosine - b * sine;
-        head[i + half] = b * cosine + a * sine;
-      }
+  for (std::int64_t i = 0; i < half; ++i) {
+    const float angle = static_cast<float>(position) * frequencies[static_cast<std::size_t>(i)];
+    const float cosine = std::cos(angle), sine = std::sin(angle);
+    for (float* head = x; head < x + heads * 2 * half; head += 2 * half) {
+      const float a = head[i], b = head[i + half];
+      head[i] = a * cosine - b * sine;
+      head[i + half] = b * cosine + a * sine;
     }
+  }
 }
 
 // ---- The model ---------------------------------------------------------------------------------------------------------------
 
 /// A layer of the decoder, and the keys and values of the tokens so far.
 struct Block {
-  std::shared_ptr<const Tensor> attention_norm, mlp_norm;  // [hidden]
-  std::shared_ptr<const Tensor> q_norm, k_norm;            // [head_dim], of Qwen3; else null
-  Linear q, k, v, o, gate, up, down;
-  std::vector<float> keys = {}, values = {};  // [positions, kv_heads·head_dim]
+  Linear qkv, o, gate_up, down;
+  std::shared_ptr<const Tensor> q_norm = nullptr, k_norm = nullptr;  // [head_dim], of Qwen3; else null
+  std::vector<float> keys = {}, values = {};                         // [positions, kv_heads·head_dim]
 };
 
 class Decoder {
@@ -311,12 +324,12 @@ class Decoder {
 
  private:
   /// Of the queries of the last tokens, over keys and values of all tokens up to each.
-  void attend(const Matrix& q, const Block& block, Matrix& y);
+  void attend(Matrix& qkv, Block& block, Matrix& y);
 
   Config config_;
   Runtime runtime_;
-  std::shared_ptr<const Tensor> embedding_, norm_;
-  Linear head_;
+  std::shared_ptr<const Tensor> embedding_;
+  Linear head_ = {};
   std::vector<Block> blocks_;
   std::int64_t position_ = 0;  // of the next token
 };
@@ -331,47 +344,39 @@ Result<Decoder> Decoder::open(const char* directory, int threads) {
   const Config& c = model.config_ = *config;
   model.runtime_.threads = make_executor(threads);
   const std::int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
-  const auto load_norm = [&](const std::string& name, std::int64_t n, std::shared_ptr<const Tensor>& to) -> Status {
-    auto norm = load(*checkpoint, name + ".weight", {n});
-    if (!norm) return norm.status();
-    to = *std::move(norm);
-    return {};
+  const auto load_norm = [&](const std::string& name, std::int64_t n) { return load(*checkpoint, name + ".weight", {n}); };
+  const auto load_layer = [&](const std::vector<Part>& parts, std::int64_t k, const LinearSpec& spec, const std::string& norm,
+                              Linear& to) -> Status {
+    Linear linear{.spec = spec};
+    linear.spec.m_max = 512;  // of a prompt
+    linear.spec.norm = {.kind = norm.empty() ? Norm::none : Norm::rms, .eps = static_cast<float>(c.norm_eps)};
+    const Status status = take(load_linear(*checkpoint, parts, k, std::move(linear), model.runtime_), to);
+    return status && !norm.empty() ? take(load_norm(norm, k), to.norm) : status;
   };
+  const LinearSpec plain, swiglu{.epilogue = {.activation = Activation::silu, .glu = true}}, adds{.epilogue = {.residual = true}};
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    const std::string prefix = "model.layers." + std::to_string(i) + ".";
+    const std::string prefix = "model.layers." + std::to_string(i) + ".", attention = prefix + "self_attn.";
     Block block;
-    for (const auto& [name, n, k, to] : std::initializer_list<std::tuple<const char*, std::int64_t, std::int64_t, Linear*>>{
-             {"self_attn.q_proj", q, c.hidden, &block.q},
-             {"self_attn.k_proj", kv, c.hidden, &block.k},
-             {"self_attn.v_proj", kv, c.hidden, &block.v},
-             {"self_attn.o_proj", c.hidden, q, &block.o},
-             {"mlp.gate_proj", c.intermediate, c.hidden, &block.gate},
-             {"mlp.up_proj", c.intermediate, c.hidden, &block.up},
-             {"mlp.down_proj", c.hidden, c.intermediate, &block.down}}) {
-      auto linear = load_linear(*checkpoint, prefix + name, n, k, model.runtime_);
-      if (!linear) return linear.status();
-      *to = *std::move(linear);
-    }
-    Status status = load_norm(prefix + "input_layernorm", c.hidden, block.attention_norm);
-    if (status) status = load_norm(prefix + "post_attention_layernorm", c.hidden, block.mlp_norm);
-    if (status && checkpoint->find_tensor(prefix + "self_attn.q_norm.weight") != nullptr) {
-      status = load_norm(prefix + "self_attn.q_norm", c.head_dim, block.q_norm);
-      if (status) status = load_norm(prefix + "self_attn.k_norm", c.head_dim, block.k_norm);
+    const std::vector<Part> qkv{{attention + "q_proj", q}, {attention + "k_proj", kv}, {attention + "v_proj", kv}};
+    const std::vector<Part> gate_up{{prefix + "mlp.gate_proj", c.intermediate}, {prefix + "mlp.up_proj", c.intermediate}};
+    Status status = load_layer(qkv, c.hidden, plain, prefix + "input_layernorm", block.qkv);
+    if (status) status = load_layer({{attention + "o_proj", c.hidden}}, q, adds, "", block.o);
+    if (status) status = load_layer(gate_up, c.hidden, swiglu, prefix + "post_attention_layernorm", block.gate_up);
+    if (status) status = load_layer({{prefix + "mlp.down_proj", c.hidden}}, c.intermediate, adds, "", block.down);
+    if (status && checkpoint->find_tensor(attention + "q_norm.weight") != nullptr) {
+      status = take(load_norm(attention + "q_norm", c.head_dim), block.q_norm);
+      if (status) status = take(load_norm(attention + "k_norm", c.head_dim), block.k_norm);
     }
     if (!status) return status;
     model.blocks_.push_back(std::move(block));
   }
-  if (const Status status = load_norm("model.norm", c.hidden, model.norm_); !status) return status;
-  auto embedding = load(*checkpoint, "model.embed_tokens.weight", {c.vocabulary, c.hidden});
-  if (!embedding) return embedding.status();
-  model.embedding_ = *std::move(embedding);
-  if (c.tied) {
-    model.head_.dense = model.embedding_;
-    return model;
-  }
-  auto head = load_linear(*checkpoint, "lm_head", c.vocabulary, c.hidden, model.runtime_);
-  if (!head) return head.status();
-  model.head_ = *std::move(head);
+  const std::string embedding = "model.embed_tokens", head = c.tied ? embedding : "lm_head";
+  Status status = load_layer({{head, c.vocabulary}}, c.hidden, plain, "model.norm", model.head_);
+  if (status && c.tied && !model.head_.packed)
+    model.embedding_ = model.head_.parts.front().weight;
+  else if (status)
+    status = take(load(*checkpoint, embedding + ".weight", {c.vocabulary, c.hidden}), model.embedding_);
+  if (!status) return status;
   return model;
 }
 
@@ -381,9 +386,8 @@ Result<std::vector<float>> Decoder::read(std::span<const std::int64_t> tokens) {
   if (m == 0) return invalid("no token to read");
   if (m > c.positions - position_)
     return invalid("more than the " + std::to_string(c.positions) + " tokens of max_position_embeddings");
-  Matrix x(m, c.hidden), sum(m, c.hidden), normed(m, c.hidden), mixed(m, c.heads * c.head_dim), up(m, c.intermediate),
+  Matrix x(m, c.hidden), h(m, c.hidden), qkv(m, (c.heads + 2 * c.kv_heads) * c.head_dim), mixed(m, c.heads * c.head_dim),
       gated(m, c.intermediate);
-  Matrix q(m, c.heads * c.head_dim), k(m, c.kv_heads * c.head_dim), v(m, c.kv_heads * c.head_dim);
   for (std::int64_t i = 0; i < m; ++i) {
     const std::int64_t token = tokens[static_cast<std::size_t>(i)];
     if (token < 0 || token >= c.vocabulary)
@@ -392,47 +396,41 @@ Result<std::vector<float>> Decoder::read(std::span<const std::int64_t> tokens) {
   }
   // docs: begin blocks
   for (Block& block : blocks_) {
-    normalize(x, *block.attention_norm, c.norm_eps, normed);
-    if (const Status status = block.q.run(normed, q, runtime_); !status) return status;
-    if (const Status status = block.k.run(normed, k, runtime_); !status) return status;
-    if (const Status status = block.v.run(normed, v, runtime_); !status) return status;
-    if (block.q_norm != nullptr) {
-      normalize(q, *block.q_norm, c.norm_eps, q);
-      normalize(k, *block.k_norm, c.norm_eps, k);
-    }
-    rotate(q, position_, c.frequencies);
-    rotate(k, position_, c.frequencies);
-    block.keys.insert(block.keys.end(), k.values.begin(), k.values.end());
-    block.values.insert(block.values.end(), v.values.begin(), v.values.end());
-    attend(q, block, mixed);
-    if (const Status status = block.o.run(mixed, sum, runtime_, {.residual = &x}); !status) return status;
-
-    normalize(sum, *block.mlp_norm, c.norm_eps, normed);
-    if (const Status status = block.up.run(normed, up, runtime_); !status) return status;
-    const Epilogue swiglu{.activation = Activation::silu, .gate = &up};
-    if (const Status status = block.gate.run(normed, gated, runtime_, swiglu); !status) return status;
-    if (const Status status = block.down.run(gated, x, runtime_, {.residual = &sum}); !status) return status;
+    if (const Status status = block.qkv.run(x, qkv, runtime_); !status) return status;
+    attend(qkv, block, mixed);
+    if (const Status status = block.o.run(mixed, h, runtime_, &x); !status) return status;
+    if (const Status status = block.gate_up.run(h, gated, runtime_); !status) return status;
+    if (const Status status = block.down.run(gated, x, runtime_, &h); !status) return status;
   }
   // docs: end blocks
   position_ += m;
   Matrix last(1, c.hidden), logits(1, c.vocabulary);
   std::copy_n(x.row(m - 1), c.hidden, last.row(0));
-  normalize(last, *norm_, c.norm_eps, last);
   if (const Status status = head_.run(last, logits, runtime_); !status) return status;
   return std::move(logits.values);
 }
 
-void Decoder::attend(const Matrix& q, const Block& block, Matrix& y) {
+void Decoder::attend(Matrix& qkv, Block& block, Matrix& y) {
   const std::int64_t head = config_.head_dim, stride = config_.kv_heads * head, sharing = config_.heads / config_.kv_heads;
+  for (std::int64_t m = 0; m < qkv.rows; ++m) {
+    float *const q = qkv.row(m), *const k = q + config_.heads * head, *const v = k + stride;
+    if (block.q_norm != nullptr) {
+      normalize(q, config_.heads, *block.q_norm, config_.norm_eps);
+      normalize(k, config_.kv_heads, *block.k_norm, config_.norm_eps);
+    }
+    rotate(q, config_.heads + config_.kv_heads, position_ + m, config_.frequencies);
+    block.keys.insert(block.keys.end(), k, v);
+    block.values.insert(block.values.end(), v, v + stride);
+  }
   const float scale = 1 / std::sqrt(static_cast<float>(head));
   runtime_.threads->parallel_for(config_.heads, [&](std::int64_t h) {
     const float* const keys = block.keys.data() + h / sharing * head;
     const float* const values = block.values.data() + h / sharing * head;
     std::vector<float> weights;
-    for (std::int64_t m = 0; m < q.rows; ++m) {
+    for (std::int64_t m = 0; m < qkv.rows; ++m) {
       weights.resize(static_cast<std::size_t>(position_ + m + 1));
       std::int64_t t = 0;
-      for (float& weight : weights) weight = scale * dot(q.row(m) + h * head, keys + t++ * stride, head);
+      for (float& weight : weights) weight = scale * dot(qkv.row(m) + h * head, keys + t++ * stride, head);
       const float largest = *std::ranges::max_element(weights);
       float total = 0;
       for (float& weight : weights) total += weight = std::exp(weight - largest);

@@ -12,7 +12,7 @@ import json
 import pathlib
 import sys
 
-KEPT = ("name", "n", "k", "m", "scheme", "a_dtype", "d_dtype", "conv", "calls", "operation", "transposed", "glu", "norm")
+KEPT = ("name", "n", "k", "m", "scheme", "a_dtype", "d_dtype", "conv", "calls", "operation", "transposed", "glu", "norm", "block")
 
 BACK_TO_BACK = "back-to-back"  # how calls follow each other where a row does not say
 
@@ -51,6 +51,15 @@ def times(data, row):
     return {kernel: us for kernel, us in zip(data["kernels"], row["us"]) if us is not None}
 
 
+def operations(row):
+    """Multiplications and additions; a decoder's block has those of its four products."""
+    if "block" not in row or row["name"] != "block":
+        return 2 * row["m"] * row["n"] * row["k"]
+    block = row["block"]
+    q, kv = block["heads"] * block["head_dim"], block["kv_heads"] * block["head_dim"]
+    return 2 * row["m"] * block["hidden"] * (2 * q + 2 * kv + 3 * block["intermediate"])
+
+
 def expand(data):
     """A survey's rows as results, one a kernel; whatever has none, as it is. Shares are of the device's ceilings: reads, and 16-bit products."""
     if "survey" not in data:
@@ -59,8 +68,7 @@ def expand(data):
     for row in data["rows"]:
         for kernel, us in times(data, row).items():
             memory = 100 * row["bytes"] / (us * 1e3 * device["read_gbytes_per_s"])
-            operations = 2 * row["m"] * row["n"] * row["k"]
-            compute = 100 * operations / (us * 1e3 * device["f16_gflops"]) if device["f16_gflops"] > 0 else 0.0
+            compute = 100 * operations(row) / (us * 1e3 * device["f16_gflops"]) if device["f16_gflops"] > 0 else 0.0
             results.append({**{key: row[key] for key in KEPT if key in row}, "kernel": kernel, "median_us": us, "chosen": kernel == row.get("chosen"),
                             "baselines": row.get("baselines", {}), "gbytes_per_s": row["bytes"] / (us * 1e3),
                             "ceiling_gbytes_per_s": device["read_gbytes_per_s"], "memory_percent": memory, "compute_percent": compute,

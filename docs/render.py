@@ -349,6 +349,21 @@ def gpu_layers(products, glu, norm):
     return table(["layer", "scheme"] + [f"M = {m}" for m in columns], body) + gpu_note(products)
 
 
+def gpu_block(data):
+    """A decoder's block: its four products, each alone, and the whole with its share of the roofline, in every way of calling."""
+    if data is None:
+        return "Not measured yet: `./dev gpu` measures it, `./dev docs` puts it here.\n"
+    names, body = ["qkv", "o", "gate_up", "down"], []
+    ways = {"results": "back to back", **CALLS}
+    for scheme, m in dict.fromkeys((r["scheme"], r["m"]) for r in data["results"]):
+        for calls in ways:
+            part = {r["name"]: r for r in data.get(calls, []) if (r["scheme"], r["m"]) == (scheme, m)}
+            if part:
+                times = [f"{part[name]['median_us']:.1f}" for name in names]
+                body.append([f"`{scheme}`", str(m), ways[calls], *times, f"{part['block']['median_us']:.1f} · {part['block']['roofline_percent']:.0f} %"])
+    return table(["scheme", "M", "calls", *names, "block"], body) + gpu_note(data)
+
+
 def gpu_gemm(*surveys):
     """The fastest of all kernels: a row per layer, a column per M; time, share of the roofline, speed-up over cuBLAS, kernel."""
     if None in surveys:
@@ -610,6 +625,7 @@ RENDERERS = {
     "cpu_modes": cpu_modes,
     "gpu_modes": gpu_modes,
     "gpu_layers": gpu_layers,
+    "gpu_block": gpu_block,
     "accuracy": accuracy,
     "kernels": kernels,
     "layouts": layouts,
@@ -634,7 +650,7 @@ RENDERERS = {
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),
             "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}
-MAY_BE_MISSING = {"bandwidth", "cpu_modes", "gpu_modes", "gpu_layers", "gpu_gemm", "gpu_survey", "generation", "call_cost"}
+MAY_BE_MISSING = {"bandwidth", "cpu_modes", "gpu_modes", "gpu_layers", "gpu_block", "gpu_gemm", "gpu_survey", "generation", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 SUPPORT = ROOT / "docs/results/support.json"
 

@@ -46,7 +46,8 @@ std::vector<std::uint8_t> random_codes(DType codes, std::int64_t count, std::uin
   return out;
 }
 
-Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const Scheme& both, std::uint64_t seed) {
+// Scales are `scale` in the mean.
+Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const Scheme& both, std::uint64_t seed, float scale = 0.01f) {
   const WeightScheme& scheme = both.weight;
   Random random(seed);
   QuantTensor q;
@@ -63,19 +64,31 @@ Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const Scheme& 
   q.codes = random_codes(scheme.codes, n * k, seed);
   const std::vector<std::int64_t> shape = {scheme.group.rows(n), scheme.group.cols(k)};
   q.scales = Tensor(scheme.scale, shape);
-  for (std::int64_t i = 0; i < q.scales.numel(); ++i) q.scales.set(i, random.uniform(0.005f, 0.015f));
+  for (std::int64_t i = 0; i < q.scales.numel(); ++i) q.scales.set(i, random.uniform(0.5f * scale, 1.5f * scale));
   if (scheme.zero != ZeroKind::none) {
     const bool integer = scheme.zero == ZeroKind::integer;
     const auto last_code = static_cast<float>((1 << bits(scheme.codes)) - 1);
     q.zeros = Tensor(!integer ? scheme.scale : info(scheme.codes).kind == DTypeKind::sint ? DType::s8 : DType::u8, shape);
     for (std::int64_t i = 0; i < q.zeros.numel(); ++i) {
       const float zero = random.uniform(0.25f, 0.75f) * last_code;
-      q.zeros.set(i, integer ? std::floor(zero) : scheme.zero == ZeroKind::real ? zero : -0.01f * zero);
+      q.zeros.set(i, integer ? std::floor(zero) : scheme.zero == ZeroKind::real ? zero : -scale * zero);
     }
   }
   if (both.act.group == GroupShape::tensor()) q.static_acts = {0.03f, both.act.zero == ZeroKind::none ? 0 : 11};
   if (Status valid = q.validate(); !valid.ok()) return valid;
   return q;
+}
+
+// The scale with which random codes of [N,k] make results about as large as the activations.
+float unit_scale(DType codes, std::int64_t k) {
+  double sum = 0, squares = 0, count = 0;
+  for (unsigned code = 0; code < 1u << bits(codes); ++code) {
+    const double value = code_value(codes, static_cast<std::uint8_t>(code));
+    if (!std::isfinite(value)) continue;
+    sum += value, squares += value * value, ++count;
+  }
+  const double mean = sum / count;
+  return static_cast<float>(1 / std::sqrt((squares / count - mean * mean) * static_cast<double>(k)));
 }
 
 Result<Scheme> parse_scheme(const std::string& text) {
@@ -175,6 +188,27 @@ Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& fi
     }
   }
   if (cases.empty()) return Status(StatusCode::invalid_argument, fmt::format("{} has no layer to measure", file.string()));
+  return cases;
+}
+
+Result<std::vector<BlockCase>> cases_from_block(const BlockShape& shape, std::span<const std::string> schemes,
+                                                std::span<const std::int64_t> m_list) {
+  if (shape.heads % shape.kv_heads != 0)
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("--block: {} heads cannot share {} heads of keys and values; give a divisor of HEADS as KV_HEADS",
+                              shape.heads, shape.kv_heads));
+  if (shape.q() + 2 * shape.kv() > kMaxSize)
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("--block: q, k and v have {} channels; expected at most {}", shape.q() + 2 * shape.kv(), kMaxSize));
+  std::vector<BlockCase> cases;
+  for (const std::string& text : schemes) {
+    const auto scheme = parse_scheme(text);
+    if (!scheme.ok()) return scheme.status();
+    const auto weight = [scheme = *scheme](std::int64_t n, std::int64_t k, std::uint64_t seed) {
+      return random_weight(n, k, scheme, seed, unit_scale(scheme.weight.codes, k));
+    };
+    cases.push_back({.shape = shape, .scheme = *scheme, .weight = weight, .m = {m_list.begin(), m_list.end()}});
+  }
   return cases;
 }
 

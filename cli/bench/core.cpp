@@ -45,19 +45,6 @@ Result<PackedWeight> pack_case(const BenchCase& layer, const QuantTensor& q, con
   return packed;
 }
 
-// Copies of a packed weight, more bytes than caches hold.
-Result<Copies> copies_of(PackedWeight first, const BenchCase& layer, const QuantTensor& q, const BenchSpec& spec,
-                         const PackOptions& options, std::uint64_t cold_bytes) {
-  const std::uint64_t bytes = first.bytes().size();
-  std::vector<PackedWeight> copies = {std::move(first)};
-  while (copies.size() * bytes < cold_bytes && copies.size() < kMaxCopies) {
-    auto packed = pack_case(layer, q, spec, options);
-    if (!packed.ok()) return packed.status();
-    copies.push_back(*std::move(packed));
-  }
-  return std::make_shared<const std::vector<PackedWeight>>(std::move(copies));
-}
-
 // Kernels to measure: the one the planner picks (""), the forced one, or all that could run.
 std::vector<std::string> kernels_to_try(const BenchCase& layer, const BenchSpec& spec, Backend backend) {
   if (!spec.all_kernels) return {spec.kernel};
@@ -97,7 +84,8 @@ Result<std::vector<Entry>> pack_for_all(const BenchCase& layer, const QuantTenso
         refusal = first.status();
         continue;
       }
-      auto copies = copies_of(*std::move(first), layer, weight, spec, options, machine.cold_bytes());
+      auto copies = copies_of(
+          *std::move(first), [&] { return pack_case(layer, weight, spec, options); }, machine.cold_bytes());
       if (!copies.ok()) return copies.status();
       entry.copies = *std::move(copies);
     }
@@ -107,37 +95,15 @@ Result<std::vector<Entry>> pack_for_all(const BenchCase& layer, const QuantTenso
   return entries;
 }
 
-// The ceilings as they were in each round.
-struct Probes {
-  Ceiling peak = Ceiling::f32;
-  std::vector<double> gbytes_per_s, gops;
-};
+// Traffic counts weights, activations and outputs once each.
+double bytes_of(const BenchWork& work, double weight_bytes) {
+  return weight_bytes + bits(work.a_dtype) / 8.0 * static_cast<double>(work.a_elements()) +
+         bits(work.out()) / 8.0 * static_cast<double>(work.d_elements());
+}
 
-// Fills in the values that follow from the times: traffic counts weights, activations and outputs once each.
-void derive(BenchResult& result, const Timing& timing, const Probes& probes, double weight_bytes, const BenchWork& work) {
-  const double bytes = weight_bytes + bits(work.a_dtype) / 8.0 * static_cast<double>(work.a_elements()) +
-                       bits(work.out()) / 8.0 * static_cast<double>(work.d_elements());
-  const bool multiplies = work.operation == Operation::linear;
-  const double operations =
-      multiplies ? 2 * static_cast<double>(result.m) * static_cast<double>(result.n) * static_cast<double>(result.k) : 0.0;
-  result.median_us = timing.median_us;
-  result.samples = timing.samples;
-  result.gbytes_per_s = bytes / (result.median_us * 1e3);
-  result.gflops = operations / (result.median_us * 1e3);
-  std::vector<double> memory, compute;
-  for (std::size_t round = 0; round < timing.round_us.size(); ++round) {
-    memory.push_back(100 * bytes / (probes.gbytes_per_s[round] * 1e3) / timing.round_us[round]);
-    const double gops = probes.gops[round];
-    compute.push_back(gops > 0 ? 100 * operations / (gops * 1e3) / timing.round_us[round] : 0);
-    result.round_percents.push_back(std::max(memory.back(), compute.back()));
-  }
-  result.peak = probes.peak;
-  result.ceiling_gbytes_per_s = median(probes.gbytes_per_s);
-  result.ceiling_gops = median(probes.gops);
-  result.memory_percent = median(memory);
-  result.compute_percent = median(compute);
-  result.memory_bound = result.memory_percent >= result.compute_percent;
-  result.roofline_percent = median(result.round_percents);
+double operations_of(const BenchWork& work) {
+  if (work.operation != Operation::linear) return 0;
+  return 2 * static_cast<double>(work.rows()) * static_cast<double>(work.n) * static_cast<double>(work.k);
 }
 
 std::string_view backend_of(std::string_view kernel) {
@@ -267,17 +233,8 @@ Result<std::vector<BenchResult>> bench_work(const Prepared& prepared, const Benc
     for (Contestant& other : *others) contestants.push_back(std::move(other));
   }
 
-  Probes probes{.peak = machine.peak_for(work.a_dtype, layer.act_scheme), .gbytes_per_s = {}, .gops = {}};
-  const double share = std::min(1.0, spec.min_seconds / kUsualSeconds);
-  const TimingSpec timing{.min_seconds = spec.min_seconds, .rounds = spec.rounds, .sleeps = machine.backend() == Backend::cpu};
-  const auto timings = time_in_turns(contestants, timing, [&]() -> Status {
-    const auto read = machine.probe(Ceiling::read, share), peak = machine.probe(probes.peak, share);
-    if (!read.ok()) return read.status();
-    if (!peak.ok()) return peak.status();
-    probes.gbytes_per_s.push_back(*read);
-    probes.gops.push_back(*peak);
-    return {};
-  });
+  Probes probes{.peak = machine.peak_for(work.a_dtype, layer.act_scheme)};
+  const auto timings = time_beside_probes(contestants, spec, machine, probes);
   if (!timings.ok()) return timings.status();
 
   const std::string planned = planned_kernel(prepared, work, machine.executor().threads());
@@ -301,7 +258,7 @@ Result<std::vector<BenchResult>> bench_work(const Prepared& prepared, const Benc
     result.glu = work.glu;
     result.norm = work.norm;
     result.chosen = !spec.all_kernels || result.kernel == planned;
-    derive(result, (*timings)[i], probes, source.bytes, work);
+    derive(result, (*timings)[i], probes, bytes_of(work, source.bytes), operations_of(work));
     if (source.weight != nullptr) result.predicted_us = predicted_us(*source.weight, work, result, machine);
     for (std::size_t b = sources.size(); b < contestants.size(); ++b) {
       const Contestant& other = contestants[b];
@@ -381,7 +338,7 @@ std::int64_t BenchWork::d_elements() const {
 std::size_t BenchWork::d_copies(std::uint64_t cold_bytes) const {
   if (operation == Operation::linear) return 1;
   const auto bytes = static_cast<std::uint64_t>(d_elements() * bits(out()) / 8);
-  return std::clamp<std::size_t>((cold_bytes + bytes - 1) / bytes, 1, kMaxCopies);
+  return copies_in(cold_bytes, bytes);
 }
 
 std::int64_t BenchWork::a_elements() const {
@@ -420,6 +377,56 @@ double median(std::vector<double> values) {
   std::nth_element(values.begin(), middle, values.end());
   if (values.size() % 2 != 0) return *middle;
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+std::size_t copies_in(std::uint64_t cold_bytes, std::uint64_t bytes) {
+  return std::clamp<std::size_t>((cold_bytes + bytes - 1) / bytes, 1, kMaxCopies);
+}
+
+Result<Copies> copies_of(PackedWeight first, const std::function<Result<PackedWeight>()>& pack, std::uint64_t cold_bytes) {
+  const std::size_t count = copies_in(cold_bytes, first.bytes().size());
+  std::vector<PackedWeight> copies = {std::move(first)};
+  while (copies.size() < count) {
+    auto packed = pack();
+    if (!packed.ok()) return packed.status();
+    copies.push_back(*std::move(packed));
+  }
+  return std::make_shared<const std::vector<PackedWeight>>(std::move(copies));
+}
+
+Result<std::vector<Timing>> time_beside_probes(std::span<const Contestant> contestants, const BenchSpec& spec,
+                                               BenchMachine& machine, Probes& probes) {
+  const double share = std::min(1.0, spec.min_seconds / kUsualSeconds);
+  const TimingSpec timing{.min_seconds = spec.min_seconds, .rounds = spec.rounds, .sleeps = machine.backend() == Backend::cpu};
+  return time_in_turns(contestants, timing, [&]() -> Status {
+    const auto read = machine.probe(Ceiling::read, share), peak = machine.probe(probes.peak, share);
+    if (!read.ok()) return read.status();
+    if (!peak.ok()) return peak.status();
+    probes.gbytes_per_s.push_back(*read);
+    probes.gops.push_back(*peak);
+    return {};
+  });
+}
+
+void derive(BenchResult& result, const Timing& timing, const Probes& probes, double bytes, double operations) {
+  result.median_us = timing.median_us;
+  result.samples = timing.samples;
+  result.gbytes_per_s = bytes / (result.median_us * 1e3);
+  result.gflops = operations / (result.median_us * 1e3);
+  std::vector<double> memory, compute;
+  for (std::size_t round = 0; round < timing.round_us.size(); ++round) {
+    memory.push_back(100 * bytes / (probes.gbytes_per_s[round] * 1e3) / timing.round_us[round]);
+    const double gops = probes.gops[round];
+    compute.push_back(gops > 0 ? 100 * operations / (gops * 1e3) / timing.round_us[round] : 0);
+    result.round_percents.push_back(std::max(memory.back(), compute.back()));
+  }
+  result.peak = probes.peak;
+  result.ceiling_gbytes_per_s = median(probes.gbytes_per_s);
+  result.ceiling_gops = median(probes.gops);
+  result.memory_percent = median(memory);
+  result.compute_percent = median(compute);
+  result.memory_bound = result.memory_percent >= result.compute_percent;
+  result.roofline_percent = median(result.round_percents);
 }
 
 Tensor activations(DType dtype, std::int64_t m, std::int64_t k) {

@@ -139,11 +139,21 @@ struct QuantizerMemory {
   }
 };
 
+/// Sizes of a decoder's block, whose four products run one after the other (block.hpp).
+struct BlockShape {
+  std::int64_t hidden = 1, intermediate = 1, heads = 1, kv_heads = 1, head_dim = 1;
+
+  /// Channels of all queries, and of all keys.
+  std::int64_t q() const { return heads * head_dim; }
+  std::int64_t kv() const { return kv_heads * head_dim; }
+};
+
 struct BenchResult {
   std::string name;
   std::int64_t m = 1, n = 0, k = 0;  // of the product: m of a convolution counts output pixels
   std::optional<ConvShapes> conv = {};
-  std::int64_t batch = 1;  // of a convolution
+  std::int64_t batch = 1;                // of a convolution
+  std::optional<BlockShape> block = {};  // it is a decoder's block, or a product in one
   std::string scheme, a_dtype, d_dtype, backend, kernel, layout;
   Calls calls = Calls::back_to_back;
   Operation operation = Operation::linear;
@@ -201,6 +211,15 @@ Misprediction misprediction_of(std::span<const BenchResult> results);
 /// Copies of one packed weight, used in rotation: so many that each has left the caches before it is used again.
 using Copies = std::shared_ptr<const std::vector<PackedWeight>>;
 
+/// One of several calls that follow each other: a plan, copies of its weight, and where its operands are.
+struct PlanCall {
+  Plan plan;
+  Copies copies;
+  ConstTensorView a;
+  TensorView d;
+  Operands operands = {};
+};
+
 /// What does a layer's operation without a plan.
 struct Operator {
   Contestant contestant;
@@ -240,6 +259,14 @@ class BenchMachine {
   virtual std::uint64_t cold_bytes() const = 0;
   /// The contestant that runs `plan` on the copies in rotation.
   virtual Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) = 0;
+  /// Memory of the machine with a copy of these bytes, freed with its last owner.
+  virtual Result<std::shared_ptr<std::byte>> place(std::span<const std::byte> bytes) = 0;
+  /// Copies bytes of that memory back.
+  virtual Status fetch(std::span<std::byte> to, const std::byte* from) = 0;
+  /// The contestant that runs the calls one after the other, all on the next of the first `copies` copies of their weights; its seconds are
+  /// those of all calls. It keeps the memory that they read and write.
+  virtual Result<Contestant> sequence(std::string name, std::vector<PlanCall> calls, std::size_t copies, Calls way,
+                                      std::shared_ptr<std::byte> memory) = 0;
   /// What quantizes A; or what writes W from tensors as checkpoints have them, beside the plan that reads a packed weight.
   virtual Result<std::vector<Operator>> operators(const QuantTensor& q, const BenchWork& work) = 0;
   /// The baseline of a weight and its packed form; null when there is none, or its copies would not fit.
@@ -258,6 +285,21 @@ Result<std::unique_ptr<BenchMachine>> gpu_machine(Executor& executor);
 // Shared by all machines.
 inline constexpr std::size_t kMaxCopies = 2048;
 double median(std::vector<double> values);
+/// How many copies of so many bytes have `cold_bytes`: at least one, at most kMaxCopies.
+std::size_t copies_in(std::uint64_t cold_bytes, std::uint64_t bytes);
+/// Copies of a packed weight, as many as copies_in(); `pack` makes one more.
+Result<Copies> copies_of(PackedWeight first, const std::function<Result<PackedWeight>()>& pack, std::uint64_t cold_bytes);
+
+/// The ceilings as they were in each round.
+struct Probes {
+  Ceiling peak = Ceiling::f32;
+  std::vector<double> gbytes_per_s = {}, gops = {};
+};
+/// Times the contestants in turns, and probes the ceilings in every round.
+Result<std::vector<Timing>> time_beside_probes(std::span<const Contestant> contestants, const BenchSpec& spec,
+                                               BenchMachine& machine, Probes& probes);
+/// Fills in the values that follow from the times of work that moves so many bytes and has so many operations.
+void derive(BenchResult& result, const Timing& timing, const Probes& probes, double bytes, double operations);
 Tensor activations(DType dtype, std::int64_t m, std::int64_t k);
 
 struct LayerBench {

@@ -63,6 +63,27 @@ struct PlanRun {
   }
 };
 
+// Plans one after the other, each on the next copy of its weight.
+struct SequenceRun {
+  std::vector<PlanCall> calls;
+  std::size_t copies;
+  Executor& executor;
+  std::shared_ptr<std::byte> memory;
+  Buffer workspace;
+  std::size_t next = 0;
+
+  Result<double> operator()() {
+    const std::size_t at = next++ % copies;
+    Status ran;
+    const double seconds = seconds_of([&] {
+      for (const PlanCall& call : calls)
+        if (ran.ok()) ran = call.plan.run((*call.copies)[at], call.a, call.d, call.operands, workspace.span(), &executor);
+    });
+    if (!ran.ok()) return ran;
+    return seconds;
+  }
+};
+
 // A quantizer, on the next copy of its activations.
 struct QuantizeRun {
   BenchWork work;
@@ -217,6 +238,25 @@ class Cpu : public BenchMachine {
     // The first write to a page waits for the system to provide it.
     std::fill_n(run.d.as<std::byte>(), run.d_copies * PlanRun::d_bytes(work), std::byte{});
     return Contestant{std::string(plan.kernel(work.m)), shared(std::make_shared<PlanRun>(std::move(run)))};
+  }
+
+  Result<std::shared_ptr<std::byte>> place(std::span<const std::byte> bytes) override {
+    const auto buffer = std::make_shared<Buffer>(bytes.size());
+    std::copy(bytes.begin(), bytes.end(), buffer->as<std::byte>());
+    return std::shared_ptr<std::byte>(buffer, buffer->as<std::byte>());
+  }
+
+  Status fetch(std::span<std::byte> to, const std::byte* from) override {
+    std::copy_n(from, to.size(), to.begin());
+    return {};
+  }
+
+  Result<Contestant> sequence(std::string name, std::vector<PlanCall> calls, std::size_t copies, Calls,
+                              std::shared_ptr<std::byte> memory) override {
+    std::size_t workspace = 0;
+    for (const PlanCall& call : calls) workspace = std::max(workspace, call.plan.workspace_bytes());
+    return Contestant{std::move(name), shared(std::make_shared<SequenceRun>(SequenceRun{std::move(calls), copies, executor_,
+                                                                                        std::move(memory), Buffer(workspace)}))};
   }
 
   Result<std::vector<Operator>> operators(const QuantTensor& q, const BenchWork& work) override {

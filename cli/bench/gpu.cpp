@@ -49,13 +49,13 @@ Enqueue separator(const GpuReadProbe& probe, Calls calls) {
   return [&probe](std::size_t, cudaStream_t stream) { return probe.separate(Stream{stream}); };
 }
 
-// A captured graph of the work on each of `count` copies; with `separate`, that before each run, and its time is subtracted.
+// A captured graph of the work on each of `count` copies. The time of `separators`, which is a part of it, is subtracted.
 class Replay {
  public:
-  static Result<Replay> capture(std::size_t count, const Enqueue& enqueue, const Enqueue& separate = {}) {
+  static Result<Replay> capture(std::size_t count, const Enqueue& enqueue, const Enqueue& separators = {}) {
     Replay made;
     made.count_ = count;
-    if (Status captured = made.capture_all(enqueue, separate); !captured.ok()) return captured;
+    if (Status captured = made.capture_all(enqueue, separators); !captured.ok()) return captured;
     const auto once = made.replay(made.exec_);
     if (!once.ok()) return once.status();
     made.replays_ = std::clamp(static_cast<int>(kEnoughSeconds / *once), 1, kMostReplays);
@@ -92,17 +92,13 @@ class Replay {
     return 1e-3 * static_cast<double>(ms) / replays_;
   }
 
-  Status capture_all(const Enqueue& enqueue, const Enqueue& separate) {
+  Status capture_all(const Enqueue& enqueue, const Enqueue& separators) {
     Status status = check(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking), "cudaStreamCreate");
     if (status.ok()) status = check(cudaEventCreate(&begin_.handle), "cudaEventCreate");
     if (status.ok()) status = check(cudaEventCreate(&end_.handle), "cudaEventCreate");
     if (!status.ok()) return status;
-    if (!separate) return capture_into(exec_, enqueue);
-    if (Status captured = capture_into(separators_, separate); !captured.ok()) return captured;
-    return capture_into(exec_, [&](std::size_t i, cudaStream_t stream) {
-      const Status separated = separate(i, stream);
-      return separated.ok() ? enqueue(i, stream) : separated;
-    });
+    if (separators) status = capture_into(separators_, separators);
+    return status.ok() ? capture_into(exec_, enqueue) : status;
   }
 
   Status capture_into(OwnedExec& exec, const Enqueue& enqueue) {
@@ -125,11 +121,20 @@ class Replay {
   OwnedExec exec_, separators_;
 };
 
+// A call on copy i of its weights, after what separates it from the last.
+Enqueue separated(const Enqueue& separate, const Enqueue& enqueue) {
+  if (!separate) return enqueue;
+  return [&](std::size_t i, cudaStream_t stream) {
+    const Status apart = separate(i, stream);
+    return apart.ok() ? enqueue(i, stream) : apart;
+  };
+}
+
 // A contestant that replays, and keeps what the graph points to.
 template <class OperandData>
 Result<Contestant> replaying(std::string name, std::size_t count, std::shared_ptr<OperandData> operands, const Enqueue& enqueue,
                              const Enqueue& separate) {
-  auto captured = Replay::capture(count, enqueue, separate);
+  auto captured = Replay::capture(count, separated(separate, enqueue), separate);
   if (!captured.ok()) return captured.status().with_context(name);
   return Contestant{std::move(name), [operands, replay = std::make_shared<Replay>(*std::move(captured))] { return (*replay)(); }};
 }
@@ -179,7 +184,7 @@ struct DenseCopies {
 
   static Result<std::shared_ptr<DenseCopies>> make(DType type, std::int64_t n, std::int64_t k, std::uint64_t cold_bytes) {
     const std::size_t bytes = aligned(static_cast<std::size_t>(n * k * bits(type) / 8));
-    const std::size_t count = std::clamp<std::size_t>((cold_bytes + bytes - 1) / bytes, 1, kMaxCopies);
+    const std::size_t count = copies_in(cold_bytes, bytes);
     auto memory = DeviceMemory::allocate(count * bytes);
     if (!memory.ok()) return memory.status();
     return std::make_shared<DenseCopies>(DenseCopies{type, bytes, count, *std::move(memory)});
@@ -289,7 +294,7 @@ struct StoredWeight {
     for (std::int64_t k = 0; k < q.k; ++k) groups.push_back(static_cast<std::int32_t>(k / q.scheme.group.k));
     std::shuffle(groups.begin(), groups.end(), std::mt19937(1));
     std::memcpy(host.data() + made->g_idx, groups.data(), 4 * groups.size());
-    made->copies = std::clamp<std::size_t>((cold_bytes + made->bytes - 1) / made->bytes, 1, kMaxCopies);
+    made->copies = copies_in(cold_bytes, made->bytes);
     auto memory = DeviceMemory::allocate(made->copies * made->bytes);
     if (!memory.ok()) return memory.status();
     made->memory = *std::move(memory);
@@ -403,6 +408,53 @@ class Gpu : public BenchMachine {
                           std::span(keep->workspace.data(), keep->workspace.size()), Stream{stream});
         },
         separator(reads_, work.calls));
+  }
+
+  Result<std::shared_ptr<std::byte>> place(std::span<const std::byte> bytes) override {
+    auto memory = DeviceMemory::allocate(bytes.size());
+    if (!memory.ok()) return memory.status();
+    if (Status copied = copy_to_device(memory->data(), bytes.data(), bytes.size()); !copied.ok()) return copied;
+    const auto keep = std::make_shared<DeviceMemory>(*std::move(memory));
+    return std::shared_ptr<std::byte>(keep, keep->data());
+  }
+
+  Status fetch(std::span<std::byte> to, const std::byte* from) override { return copy_from_device(to.data(), from, to.size()); }
+
+  Result<Contestant> sequence(std::string name, std::vector<PlanCall> calls, std::size_t copies, Calls way,
+                              std::shared_ptr<std::byte> memory) override {
+    std::size_t workspace_bytes = 1;
+    for (const PlanCall& call : calls) workspace_bytes = std::max(workspace_bytes, call.plan.workspace_bytes());
+    auto workspace = DeviceMemory::allocate(workspace_bytes);
+    if (!workspace.ok()) return workspace.status();
+    struct Kept {
+      std::vector<PlanCall> calls;
+      std::shared_ptr<std::byte> memory;
+      DeviceMemory workspace;
+    };
+    const auto keep = std::make_shared<Kept>(Kept{std::move(calls), std::move(memory), *std::move(workspace)});
+    const std::vector<PlanCall>& all = keep->calls;
+    const Enqueue separate = separator(reads_, way);
+    const auto run = [&](std::size_t call, std::size_t i, cudaStream_t stream) {
+      const bool last = call + 1 == all.size();
+      Operands operands = all[call].operands;
+      if (way == Calls::chain) operands.next = &(*all[last ? 0 : call + 1].copies)[last ? (i + 1) % copies : i];
+      return all[call].plan.run((*all[call].copies)[i], all[call].a, all[call].d, operands,
+                                std::span(keep->workspace.data(), keep->workspace.size()), Stream{stream});
+    };
+    // All calls, or what separates them alone.
+    const auto each = [&](bool runs) -> Enqueue {
+      return [&, runs](std::size_t i, cudaStream_t stream) {
+        Status status;
+        for (std::size_t call = 0; call < all.size() && status.ok(); ++call) {
+          if (separate) status = separate(i, stream);
+          if (runs && status.ok()) status = run(call, i, stream);
+        }
+        return status;
+      };
+    };
+    auto captured = Replay::capture(copies, each(true), separate ? each(false) : Enqueue());
+    if (!captured.ok()) return captured.status().with_context(name);
+    return Contestant{std::move(name), [keep, replay = std::make_shared<Replay>(*std::move(captured))] { return (*replay)(); }};
   }
 
   Result<std::vector<Operator>> operators(const QuantTensor& q, const BenchWork& work) override {

@@ -20,7 +20,7 @@ namespace {
 struct Options {
   std::filesystem::path path, shapes, conv, report, reference;
   std::vector<std::filesystem::path> compare;
-  std::vector<std::int64_t> m = {1, 16, 256}, batches = {1};
+  std::vector<std::int64_t> m = {1, 16, 256}, batches = {1}, block;
   std::vector<std::string> schemes, acts = {"f32"}, calls = {"back-to-back"};  // no schemes: the default
   std::string operation = "linear", backend = "cpu", activations, kernel, layer, json, layout = "nchw", accumulation = "fast";
   std::string norm = "none";
@@ -76,7 +76,13 @@ Result<std::unique_ptr<BenchMachine>> machine_of(Backend backend, Executor& exec
   return cpu_machine(executor);
 }
 
-Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& cases, Executor& executor) {
+// What is measured: layers, or blocks of them.
+struct Cases {
+  std::vector<BenchCase> layers;
+  std::vector<BlockCase> blocks;
+};
+
+Result<Benchmark> measure(const Options& options, const Cases& cases, Executor& executor) {
   const auto machine = machine_of(parse_backend(options.backend), executor);
   if (!machine.ok()) return machine.status();
   Benchmark benchmark;
@@ -84,7 +90,7 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   if ((*machine)->backend() == Backend::cuda) {
     if (auto gpu = this_gpu(); gpu.ok()) benchmark.gpu = *std::move(gpu);
   }
-  if (!options.no_baselines && options.conv.empty() && options.operation == "linear")
+  if (!options.no_baselines && options.conv.empty() && options.block.empty() && options.operation == "linear")
     benchmark.baseline = (*machine)->baseline_description();
   benchmark.commit = commit();
   benchmark.date = utc_now();
@@ -104,21 +110,27 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   if (!options.out.empty()) spec.d_dtype = parse_dtype(options.out).value_or(DType::none);
   spec.baselines = !options.no_baselines;
   std::size_t cells = 0, done = 0;
-  for (const BenchCase& layer : cases)
+  for (const BenchCase& layer : cases.layers)
     cells += layer.m.size() * spec.acts.size() * spec.calls.size() * orders_of(spec.operation).size();
+  for (const BlockCase& block : cases.blocks) cells += (block.m.size() + 1) * spec.acts.size();
   ProgressBar progress("measuring");
+  const auto step = [&](const std::string& what) { progress.update(done++, cells, what); };
   Status refusal;
-  for (const BenchCase& layer : cases) {
-    auto bench = bench_layer(layer, spec, **machine, [&](const std::string& what) { progress.update(done++, cells, what); });
+  const auto take = [&](Result<LayerBench> bench) -> Status {
     if (!bench.ok()) {
       if (bench.status().code() != StatusCode::unsupported) return bench.status();
       refusal = bench.status();
       benchmark.left_out.emplace_back(refusal.message());
-      continue;
+      return {};
     }
     for (BenchResult& result : bench->results) benchmark.results.push_back(std::move(result));
     for (std::string& reason : bench->left_out) benchmark.left_out.push_back(std::move(reason));
-  }
+    return {};
+  };
+  for (const BenchCase& layer : cases.layers)
+    if (Status taken = take(bench_layer(layer, spec, **machine, step)); !taken.ok()) return taken;
+  for (const BlockCase& block : cases.blocks)
+    if (Status taken = take(bench_block(block, spec, **machine, step)); !taken.ok()) return taken;
   if (benchmark.results.empty()) return refusal;
   for (const BenchResult& result : benchmark.results) {
     double &read = benchmark.roofline[Ceiling::read], &peak = benchmark.roofline[result.peak];
@@ -148,9 +160,9 @@ ConvCasesSpec conv_cases(const Options& options, const ActScheme& quantize) {
 
 Result<Outcome> run(const Options& options) {
   if (!options.compare.empty()) return run_compare(options);
-  if (int(!options.path.empty()) + int(!options.shapes.empty()) + int(!options.conv.empty()) != 1) {
+  if (int(!options.path.empty()) + int(!options.shapes.empty()) + int(!options.block.empty()) + int(!options.conv.empty()) != 1) {
     return Status(StatusCode::invalid_argument,
-                  "bench needs one of PATH or --shapes FILE or --conv FILE; see nibble bench --help");
+                  "bench needs one of PATH or --shapes FILE or --block SIZES or --conv FILE; see nibble bench --help");
   }
   if (options.operation != "linear" && (!options.report.empty() || !options.kernel.empty() || options.all_kernels))
     return Status(StatusCode::invalid_argument,
@@ -179,14 +191,23 @@ Result<Outcome> run(const Options& options) {
     if (!opened.ok()) return opened.status();
     checkpoint = *std::move(opened);
   }
-  auto cases = checkpoint             ? cases_from_checkpoint(*checkpoint, options.layer, *quantize, options.m)
-               : options.conv.empty() ? cases_from_shapes(options.shapes, options.layer, schemes_of(options), options.m)
-                                      : cases_from_conv_shapes(conv_cases(options, quantize->value_or(ActScheme{})));
-  if (!cases.ok()) return cases.status();
+  Cases cases;
+  if (!options.block.empty()) {
+    const std::vector<std::int64_t>& sizes = options.block;
+    auto blocks = cases_from_block({sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]}, schemes_of(options), options.m);
+    if (!blocks.ok()) return blocks.status();
+    cases.blocks = *std::move(blocks);
+  } else {
+    auto layers = checkpoint             ? cases_from_checkpoint(*checkpoint, options.layer, *quantize, options.m)
+                  : options.conv.empty() ? cases_from_shapes(options.shapes, options.layer, schemes_of(options), options.m)
+                                         : cases_from_conv_shapes(conv_cases(options, quantize->value_or(ActScheme{})));
+    if (!layers.ok()) return layers.status();
+    cases.layers = *std::move(layers);
+  }
   if (operation_of(options) == Operation::dequantize)
-    for (BenchCase& layer : *cases) layer.m = {1};
+    for (BenchCase& layer : cases.layers) layer.m = {1};
   Threads threads(options.threads);
-  const auto benchmark = measure(options, *cases, threads.executor());
+  const auto benchmark = measure(options, cases, threads.executor());
   if (!benchmark.ok()) return benchmark.status();
   const auto text = [&] { return benchmark_text(*benchmark, wants_colour(stdout)); };
   if (Status written = print_result(options.json, text, [&] { return benchmark_json(*benchmark); }); !written.ok())
@@ -278,6 +299,14 @@ Json conv_json(const ConvShapes& conv, std::int64_t batch) {
           {"output", name(conv.output)}};
 }
 
+Json block_json(const BlockShape& block) {
+  return {{"hidden", block.hidden},
+          {"intermediate", block.intermediate},
+          {"heads", block.heads},
+          {"kv_heads", block.kv_heads},
+          {"head_dim", block.head_dim}};
+}
+
 Json gpu_json(const GpuInfo& gpu, const Roofline& roofline) {
   Json json = gpu_description(gpu);
   json["read_gbytes_per_s"] = roofline.read_gbytes_per_s;
@@ -312,12 +341,13 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
                {"reached", right},
                {against, right},
                {"chosen"}});
-  bool above_peak = false, any_conv = false;
+  bool above_peak = false, any_conv = false, any_block = false;
   std::set<Calls> ways;
   for (const BenchResult& r : benchmark.results) {
     const auto other = fastest_baseline(r);
     above_peak = above_peak || r.compute_percent > 100;
     any_conv = any_conv || r.conv;
+    any_block = any_block || r.block;
     std::string speedup = r.doubted.empty() ? "" : "–";
     if (other != r.baselines.end())
       speedup = fmt::format("{:.2f}×{}", other->second / r.median_us, fastest.size() > 1 ? " " + other->first : "");
@@ -339,6 +369,7 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
   if (ways.contains(Calls::isolated)) text += "isolated: an ordinary kernel runs before each call; its time is subtracted\n";
   if (ways.contains(Calls::chain)) text += "chain: so, and each call is told the weight of the next, which it asks for in L2\n";
   if (any_conv) text += "M, N and K of a convolution: output pixels, output channels, and the weights of one\n";
+  if (any_block) text += "block: its four products one after the other, without attention; the others are each alone\n";
   if (above_peak) text += "more than 100 % of a peak: the kernel uses faster instructions than those the peak is of\n";
   if (!benchmark.baseline.empty()) text += fmt::format("baseline: {}\n", benchmark.baseline);
   constexpr std::size_t kShown = 3;
@@ -385,6 +416,7 @@ Json benchmark_json(const Benchmark& benchmark) {
             {"baselines", Json(r.baselines)}};
     if (!r.doubted.empty()) json["baselines_left_out"] = r.doubted;
     if (r.conv) json["conv"] = conv_json(*r.conv, r.batch);
+    if (r.block) json["block"] = block_json(*r.block);
     if (r.operation != Operation::linear) json["operation"] = name(r.operation);
     if (r.transposed) json["transposed"] = true;
     if (r.glu) json["glu"] = true;
@@ -411,6 +443,7 @@ void add_bench(CLI::App& app, Action& action) {
                                   "  nibble bench --shapes layers.txt --scheme u4zg128,s8g128_u4zg128\n"
                                   "  nibble bench --backend cuda --shapes layers.txt --scheme u4b8g128 --a-dtype f16,bf16\n"
                                   "  nibble bench --shapes layers.txt --operation dequantize --a-dtype bf16\n"
+                                  "  nibble bench --block 4096,14336,32,8,128 --scheme u4b8g128 --a-dtype bf16 -M 1,16\n"
                                   "  echo '64 56x56 64 3 conv padding=1' > convs.txt\n"
                                   "  nibble bench --conv convs.txt --scheme s8t_s8c,u4b8g32 --image-layout nhwc\n"
                                   "  nibble bench --compare before.json now.json --fail-under 0.9");
@@ -419,12 +452,24 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::Option* path = command->add_option("PATH", options->path, "Checkpoint whose layers to measure, each distinct shape once");
   CLI::Option* shapes = command->add_option("--shapes", options->shapes, "Measure the layers of this file: lines of [M] N K NAME")
                             ->type_name("FILE");
+  CLI::Option* block =
+      command
+          ->add_option("--block", options->block,
+                       "Measure the linear layers of a decoder's block, each alone and one after the other: norm "
+                       "and qkv, o, norm and gate_up with silu and glu, down, with residuals; attention left out")
+          ->delimiter(',')
+          ->expected(5)
+          ->check(between<std::int64_t>(1, 1 << 20))
+          ->type_name("HIDDEN,INTERMEDIATE,HEADS,KV_HEADS,HEAD_DIM")
+          ->excludes(path)
+          ->excludes(shapes);
   CLI::Option* conv = command
                           ->add_option("--conv", options->conv,
                                        "Measure the convolutions of this file: lines of [B] C HxW CO FILTER NAME [stride=S] "
                                        "[padding=P] [dilation=D] [groups=G]")
                           ->type_name("FILE")
                           ->excludes(shapes)
+                          ->excludes(block)
                           ->excludes(path);
   add_m_list(*command, options->m, "Rows of activations")->excludes(conv);
   command->add_option("--batch", options->batches, "With --conv: images, for lines that do not say")
@@ -441,16 +486,18 @@ void add_bench(CLI::App& app, Action& action) {
       ->capture_default_str()
       ->needs(conv);
   command
-      ->add_option("--scheme", options->schemes,
-                   "With --shapes or --conv: schemes to measure; s8r_ or s8g128_ in front quantizes activations while running "
-                   "(default: u4zg128; with --conv: s8t_s8c)")
+      ->add_option(
+          "--scheme", options->schemes,
+          "With --shapes, --block or --conv: schemes to measure; s8r_ or s8g128_ in front quantizes activations while running "
+          "(default: u4zg128; with --conv: s8t_s8c)")
       ->delimiter(',')
       ->type_name("NAME,...")
       ->excludes(path);
   add_activations(
       *command, options->activations,
       "With PATH or --conv: quantize activations while running (default: as the checkpoint says; none: leave them as they are)")
-      ->excludes(shapes);
+      ->excludes(shapes)
+      ->excludes(block);
   add_accumulation(*command, options->accumulation);
   command
       ->add_option("--a-dtype", options->acts,
@@ -463,7 +510,8 @@ void add_bench(CLI::App& app, Action& action) {
       ->add_option("--out", options->out,
                    "Type of the output, whatever the activations are: f32, f16, bf16, s8, u8; s32, the sums of int8 codes")
       ->check(one_of({"f32", "f16", "bf16", "s8", "u8", "s32"}))
-      ->type_name("TYPE");
+      ->type_name("TYPE")
+      ->excludes(block);
   command
       ->add_option("--operation", options->operation,
                    "linear: the product of the layer; dequantize: W in the types of --a-dtype, as [N,K] and [K,N]; quantize: "
@@ -471,8 +519,10 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(one_of({"linear", "dequantize", "quantize"}))
       ->type_name("NAME")
       ->capture_default_str()
+      ->excludes(block)
       ->excludes(conv);
   command->add_flag("--glu", options->glu, "Layers of gate and up: silu of the first half of the outputs times the second half")
+      ->excludes(block)
       ->excludes(conv);
   command
       ->add_option("--norm", options->norm,
@@ -480,6 +530,7 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(one_of({"none", "rms", "layer"}))
       ->type_name("NAME")
       ->capture_default_str()
+      ->excludes(block)
       ->excludes(conv);
   add_backend(*command, options->backend);
   command
@@ -494,10 +545,13 @@ void add_bench(CLI::App& app, Action& action) {
   command
       ->add_flag("--all-kernels", options->all_kernels,
                  "Measure every kernel that a plan may choose, but for those predicted to take many times as long as the best")
-      ->excludes(kernel);
+      ->excludes(kernel)
+      ->excludes(block);
   command->add_flag("--no-baselines", options->no_baselines, "Leave out other libraries");
   add_threads(*command, options->threads);
-  command->add_option("--layer", options->layer, "Only layers whose name matches this regular expression")->type_name("REGEX");
+  command->add_option("--layer", options->layer, "Only layers whose name matches this regular expression")
+      ->type_name("REGEX")
+      ->excludes(block);
   command->add_option("--min-time", options->min_seconds, "Seconds to spend at least on each measurement")
       ->check(positive)
       ->type_name("S")
@@ -509,7 +563,8 @@ void add_bench(CLI::App& app, Action& action) {
   add_json(*command, options->json);
   CLI::Option* report =
       command->add_option("--report", options->report, "Write a page with pictures to FILE: inspection, verification, results")
-          ->type_name("FILE");
+          ->type_name("FILE")
+          ->excludes(block);
   command
       ->add_option("--reference", options->reference,
                    "For the report: float checkpoint to measure the quantization error against")
@@ -521,6 +576,7 @@ void add_bench(CLI::App& app, Action& action) {
                              ->type_name("BEFORE AFTER")
                              ->excludes(path)
                              ->excludes(shapes)
+                             ->excludes(block)
                              ->excludes(conv);
   command->add_option("--fail-under", options->fail_under, "With --compare: exit with 1 when any speed-up is below this")
       ->check(positive)

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/block.hpp"
 #include "bench/core.hpp"
 #include "commands/commands.hpp"
 #include "nibble/nibble.hpp"
@@ -29,6 +30,10 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
 /// The lines of a shape file in each of the schemes, with random codes and scales. A line that gives M overrides `m_list`.
 Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& file, const std::string& layer,
                                                  std::span<const std::string> schemes, std::span<const std::int64_t> m_list);
+
+/// A decoder's block of that shape in each of the schemes, with random codes and scales.
+Result<std::vector<BlockCase>> cases_from_block(const BlockShape& shape, std::span<const std::string> schemes,
+                                                std::span<const std::int64_t> m_list);
 
 /// The lines of a shape file of convolutions, likewise. Schemes without activations get `quantize`; lines without B run with each of
 /// `batches`.

@@ -120,6 +120,57 @@ TEST(Bench, ResultsOfAGpuNameItAndItsBaseline) {
   EXPECT_FALSE(json["device"].contains("cpu"));
 }
 
+/// A machine on which results arrive with a wrong byte.
+class Tampering : public BenchMachine {
+ public:
+  explicit Tampering(std::size_t from_end) : cpu_(cpu_machine(default_executor())), from_end_(from_end) {}
+
+  Backend backend() const override { return cpu_->backend(); }
+  Executor& executor() const override { return cpu_->executor(); }
+  const Roofline& roofline() const override { return cpu_->roofline(); }
+  Result<double> probe(Ceiling, double) override { return 1.0; }
+  Ceiling peak_for(DType type, const ActScheme& scheme) const override { return cpu_->peak_for(type, scheme); }
+  std::uint64_t cold_bytes() const override { return 1; }
+  Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
+    return cpu_->contestant(plan, copies, work);
+  }
+  Result<std::shared_ptr<std::byte>> place(std::span<const std::byte> bytes) override { return cpu_->place(bytes); }
+  Status fetch(std::span<std::byte> to, const std::byte* from) override {
+    if (Status fetched = cpu_->fetch(to, from); !fetched.ok()) return fetched;
+    if (from_end_ != 0) to[to.size() - from_end_] = std::byte{0x42};  // of a float the byte of its exponent
+    return {};
+  }
+  Result<Contestant> sequence(std::string name, std::vector<PlanCall> calls, std::size_t copies, Calls way,
+                              std::shared_ptr<std::byte> memory) override {
+    return cpu_->sequence(std::move(name), std::move(calls), copies, way, std::move(memory));
+  }
+  Result<std::vector<Operator>> operators(const QuantTensor& q, const BenchWork& work) override {
+    return cpu_->operators(q, work);
+  }
+  Result<std::unique_ptr<Baseline>> baseline(const QuantTensor&, const PackedWeight&) override { return nullptr; }
+  std::string baseline_description() const override { return "none"; }
+
+ private:
+  std::unique_ptr<BenchMachine> cpu_;
+  std::size_t from_end_;
+};
+
+TEST(Bench, ABlockWithAWrongResultIsNotMeasured) {
+  const std::vector<std::string> schemes{"s8r_s8c"};
+  const std::vector<std::int64_t> m{1};
+  const auto blocks = cases_from_block({.hidden = 64, .intermediate = 64, .heads = 2, .kv_heads = 1, .head_dim = 32}, schemes, m);
+  ASSERT_TRUE(blocks.ok()) << blocks.status().message();
+  const BenchSpec spec{.min_seconds = 0, .rounds = 1};
+  Tampering right(0), wrong(1);  // its last 256 bytes are y, the result of down
+  const auto measured = bench_block(blocks->front(), spec, right, [](const std::string&) {});
+  ASSERT_TRUE(measured.ok()) << measured.status().message();
+  EXPECT_EQ(measured->results.size(), 5u);
+  const auto refused = bench_block(blocks->front(), spec, wrong, [](const std::string&) {});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::internal);
+  EXPECT_NE(refused.status().message().find("down of the block is "), std::string::npos) << refused.status().message();
+}
+
 TEST(Bench, BaselinesThatWaitOrWaverAreNotBelieved) {
   const auto timing = [](std::vector<double> rounds) {
     Timing t;

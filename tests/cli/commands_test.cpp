@@ -422,6 +422,44 @@ TEST_F(Cli, BenchOfShapes) {
   EXPECT_EQ(std::count(rows.begin(), rows.end(), 3) * 3, static_cast<std::ptrdiff_t>(rows.size())) << "a fixed M overrides -M";
 }
 
+/// Its four products, each alone, and the block: what it moves and computes is what they do.
+TEST_F(Cli, BenchOfABlock) {
+  const Finished run = nibble({"bench", "--block", "128,192,4,2,32", "-M", "1,5", "--scheme", "u4zg64,s8r_s8c,s8g32_u4b8g32",
+                               "--a-dtype", "f32,bf16", "--rounds", "2", "--min-time", "0.001", "--json", at("b.json")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(contains(run.out, "gate_up (glu) (rms norm)") && contains(run.out, "block: its four products")) << run.out;
+  const auto json = nlohmann::json::parse(slurp(at("b.json")));
+  const auto& results = json["results"];
+  ASSERT_EQ(results.size(), 5u * 3u * 2u * 2u);
+  struct Expected {
+    const char* name;
+    std::int64_t n, k;
+  };
+  constexpr Expected kExpected[] = {
+      {"qkv", 256, 128}, {"o", 128, 128}, {"gate_up", 384, 128}, {"down", 128, 192}, {"block", 128, 128}};
+  for (std::size_t i = 0; i < results.size(); i += 5) {
+    double bytes = 0, operations = 0;
+    for (std::size_t j = 0; j < 5; ++j) {
+      const auto& r = results[i + j];
+      const double us = r["median_us"], moved = r["gbytes_per_s"].get<double>() * us, done = r["gflops"].get<double>() * us;
+      EXPECT_EQ(r["name"], kExpected[j].name);
+      EXPECT_EQ(r["n"], kExpected[j].n);
+      EXPECT_EQ(r["k"], kExpected[j].k);
+      EXPECT_EQ(r["block"]["intermediate"], 192);
+      EXPECT_EQ(r.contains("norm"), j == 0 || j == 2) << r;
+      EXPECT_EQ(r.contains("glu"), j == 2) << r;
+      EXPECT_EQ(r["kernel"] == "", j == 4) << r;
+      EXPECT_GT(r["roofline_percent"].get<double>(), 0);
+      if (j == 4) {
+        EXPECT_NEAR(moved, bytes, 1e-6 * bytes);
+        EXPECT_NEAR(done, operations, 1e-6 * operations);
+      }
+      bytes += moved, operations += done;
+    }
+  }
+  EXPECT_EQ(nibble({"bench", "--compare", at("b.json"), at("b.json"), "--fail-under", "0.99"}).exit_code, 0);
+}
+
 TEST_F(Cli, BenchOfConvolutions) {
   spit(at("conv.txt"),
        "# a comment\n16 9x7 24 3 first stride=2 padding=1\n3 16 5 16 3 depthwise padding=1 groups=16\n"

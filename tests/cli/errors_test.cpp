@@ -62,6 +62,13 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"bench", awq, "--a-dtype", "f32,bf16", "--report", out}, "one type of activations"},
       {{"bench", "--shapes", awq, "--act-scheme", "s8r"}, "--shapes excludes --act-scheme"},
       {{"bench", "--shapes", awq, "--conv", awq}, "--shapes excludes --conv"},
+      {{"bench", "--block", "64,64,4,3,16"}, "4 heads cannot share 3 heads of keys and values"},
+      {{"bench", "--block", "64,64,1048576,1,1048576"}, "q, k and v have 1099513724928 channels; expected at most 1073741824"},
+      {{"bench", "--block", "64,64,4"}, "--block"},
+      {{"bench", "--block", "64,64,4,2,0"}, "'0' is not a whole number from 1"},
+      {{"bench", "--block", "64,64,4,2,16", "--glu"}, "--block"},
+      {{"bench", "--block", "64,64,4,2,16", "--shapes", awq}, "--block excludes --shapes"},
+      {{"bench", "--block", "64,64,4,2,16", "--calls", "chain"}, "give --backend cuda"},
       {{"bench", "--conv", awq, "-M", "4"}, "--conv excludes -M"},
       {{"bench", "--shapes", awq, "--image-layout", "nhwc"}, "--image-layout requires --conv"},
       {{"bench", "--conv", awq, "--image-layout", "hwcn"}, "'hwcn' is not one of"},
@@ -147,6 +154,9 @@ TEST_F(Cli, WhatCannotBeExpressedExitsWith3) {
   for (const char* scheme : {"u8r_s8c", "e5m2r_s8c"})
     expect_error(nibble({"bench", "--shapes", at("shapes.txt"), "--scheme", scheme}), 3, scheme);
   expect_error(nibble({"bench", checkpoint("awq"), "--act-scheme", "s8t"}), 3, "static_acts");  // the checkpoint has none
+  expect_error(nibble({"bench", "--block", "64,64,4,2,16", "--scheme", "s8r_s8c", "--a-dtype", "s8"}), 3,
+               "a norm is of float activations");
+  expect_error(nibble({"bench", "--block", "64,64,4,2,16", "--scheme", "e4m3b128x128"}), 2, "end inside a block of 128");
   EXPECT_EQ(listing(directory_), std::vector<std::string>{"shapes.txt"});
 }
 

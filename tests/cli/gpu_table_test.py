@@ -43,6 +43,16 @@ kept = render.survey.compact({"schema": 1, "device": DATA["device"], "results": 
                               + [result(4096, 1024, 1, "f16", 10.0, {}, calls="isolated")]})["rows"]
 assert [row.get("calls") for row in kept] == [None, "isolated"] and len(render.survey.called(kept)) == 1, kept
 
+# A decoder's block: a row for each scheme, M and way of calling, with its products and the whole, whose operations are those of its products.
+SIZES = {"hidden": 8, "intermediate": 16, "heads": 4, "kv_heads": 2, "head_dim": 2}
+parts = [result(8, 8, 1, "f16", us, {}, name=name, block=SIZES) for name, us in [("qkv", 1.0), ("o", 2.0), ("gate_up", 3.0), ("down", 4.0), ("block", 9.5)]]
+lines = render.gpu_block({**DATA, "results": parts, "chain": parts}).splitlines()
+assert lines[0] == "| scheme | M | calls | qkv | o | gate_up | down | block |", lines
+assert lines[2:4] == [f"| `u4b8g128` | 1 | {calls} | 1.0 | 2.0 | 3.0 | 4.0 | 9.5 · 50 % |" for calls in ("back to back", "in a chain")], lines
+assert "./dev gpu" in render.gpu_block(None)
+survey = render.survey.compact({"schema": 1, "device": DATA["device"], "results": parts})
+assert [render.survey.operations(row) for row in survey["rows"]] == [128] * 4 + [2 * 8 * (16 + 8 + 48)], survey
+
 # The fastest kernel of every layer and M, chosen or not, of several files; one kernel of them by its name.
 FEW, MANY = "linear_any_f16_any__cuda_sm90_m8n64k128", "linear_any_f16_any__cuda_sm90_wgmma_m64n256"
 few = {**DATA, "results": [result(512, 256, 8, "f16", 6.0, {"cublas_f16": 12.0}, kernel=MANY, chosen=True),

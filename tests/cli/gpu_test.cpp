@@ -83,6 +83,24 @@ TEST_F(CliGpu, BenchMeasuresAllWaysOfCalling) {
   EXPECT_LT(told["median_us"].get<double>(), 1.1 * alone["median_us"].get<double>());
 }
 
+/// A block in all ways of calling, its products with norms, glu and residuals. Calls that follow each other in one are no slower than alone.
+TEST_F(CliGpu, BenchMeasuresABlock) {
+  const auto json = nibble_json({"bench", "--backend", "cuda", "--block", "1024,2048,8,2,128", "-M", "1,32", "--scheme",
+                                 "u4b8g128,s8r_s8c,e4m3g128_e4m3b128x128", "--a-dtype", "f16", "--calls",
+                                 "back-to-back,isolated,chain", "--min-time", "0.01", "--json"});
+  ASSERT_EQ(json["results"].size(), 5u * 2u * 3u * 3u);
+  double alone = 0;
+  for (const auto& r : json["results"]) {
+    EXPECT_EQ(r["backend"], "cuda");
+    if (r["name"] != "block") {
+      alone += r["median_us"].get<double>();
+      continue;
+    }
+    EXPECT_LT(r["median_us"].get<double>(), 1.3 * alone) << r;
+    alone = 0;
+  }
+}
+
 /// Layers of 8-bit codes on both sides next to cuBLASLt's product of the codes, whatever the output's type is.
 TEST_F(CliGpu, BenchComparesCodesWithCublasLt) {
   spit(at("shapes.txt"), "1024 2048 a\n");

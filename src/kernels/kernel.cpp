@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "core/printable.hpp"
+#include "kernels/norm.hpp"
 
 namespace nibble {
 
@@ -54,8 +55,11 @@ bool reads_weight(const Kernel& self, const Problem& problem) {
 }
 
 Status accepts_form(const Kernel& self, const Problem& problem) {
-  if (self.form == problem.form) return {};
-  return error(StatusCode::unsupported, "prepares {}, the kernel reads {}", name(self.form), name(problem.form));
+  if (self.form != problem.form)
+    return error(StatusCode::unsupported, "prepares {}, the kernel reads {}", name(self.form), name(problem.form));
+  if (normalizes(self) == problem.normalizes) return {};
+  return error(StatusCode::unsupported, "{}",
+               problem.normalizes ? "reads normalized activations" : "normalizes activations first");
 }
 
 Status runs_here(Isa isa) {

@@ -2,6 +2,9 @@
 //
 //   A, norm_add ──normalize──▶ norm_sum (the caller's)
 //                              y [M,K] of A's type, rows at multiples of 16 bytes
+//
+// Where a prepare kernel of the variant "norm" follows from y in registers, there is no such step, and y is not stored: its codes have the
+// bits of the two steps.
 #pragma once
 
 #include "kernels/kernel.hpp"
@@ -9,6 +12,8 @@
 
 namespace nibble {
 
+/// Whether a prepare kernel normalizes A itself: the variants "norm". No other step normalizes before it.
+inline bool normalizes(const Kernel& kernel) { return kernel.variant == "norm"; }
 /// The problem of the step before a plan for `problem`, which normalizes A.
 Problem normalizing(const Problem& problem);
 /// Bytes that it writes to the workspace.
@@ -17,7 +22,7 @@ std::size_t normalized_bytes(const Kernel& self, const Problem& normalizing);
 Status check_norm_args(const NormSpec& spec, const Operands& args, const ConstTensorView& a);
 /// The arguments of the steps after it, which wrote y to args.prepared.
 StepArgs normalized(const StepArgs& args);
-/// The work of the step.
+/// The work of the step; of a kernel that quantizes y itself, y is not stored.
 NormTask norm_task(const StepArgs& args);
 
 }  // namespace nibble

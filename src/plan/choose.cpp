@@ -28,10 +28,10 @@ Explanation::Candidate judge(const Kernel& kernel, const Problem& layer, std::st
   if (status.ok() && problem.any_alignment && kernel.reads != nullptr)
     status = error(StatusCode::unsupported, "reads rows of A that begin at multiples of 16 bytes");
   if (!status.ok()) return {.kernel = kernel.name, .refusal = status.message()};
-  return {.kernel = kernel.name,
-          .accepted = true,
-          .cost_us = kernel.cost_us(kernel, problem) + choose_preparation(kernel, problem).cost_us +
-                     choose_first(problem).cost_us + choose_finish(layer).cost_us};
+  return {
+      .kernel = kernel.name,
+      .accepted = true,
+      .cost_us = kernel.cost_us(kernel, problem) + choose_preparation(kernel, problem).cost_us + choose_finish(layer).cost_us};
 }
 
 std::vector<Explanation::Candidate> judge_all(const Problem& problem, std::string_view forced, bool allow_reference) {
@@ -53,20 +53,24 @@ bool is_out(const Kernel& kernel, const Problem& problem, std::string_view force
 
 }  // namespace
 
-Choice choose_preparation(const Kernel& kernel, const Problem& problem) {
-  if (problem.op != Op::linear || !needs_prepare(kernel.form, problem)) return {};
-  return choose_kernel(preparing(problem, kernel.form), {}, true);
-}
-
 std::optional<Problem> first_step(const Problem& problem) {
+  if (problem.op == Op::prepare) return std::nullopt;
   if (problem.u8_codes) return recoding(problem);
   if (problem.normalizes) return normalizing(problem);
   return std::nullopt;
 }
 
-Choice choose_first(const Problem& problem) {
-  const std::optional<Problem> first = first_step(problem);
-  return first ? choose_kernel(*first, {}, true) : Choice{};
+Preparation choose_preparation(const Kernel& kernel, const Problem& problem) {
+  const std::optional<Problem> step = first_step(problem);
+  const Choice first = step ? choose_kernel(*step, {}, true) : Choice{};
+  if (problem.op != Op::linear || !needs_prepare(kernel.form, problem)) return {.first = first.kernel, .cost_us = first.cost_us};
+  Problem form = preparing(problem, kernel.form);
+  const Choice prepare = choose_kernel(form, {}, true);
+  form.normalizes = problem.normalizes;
+  const Choice both = problem.normalizes ? choose_kernel(form, {}, true) : Choice{};
+  const double cost_us = first.cost_us + prepare.cost_us;
+  if (both.kernel != nullptr && both.cost_us <= cost_us) return {.prepare = both.kernel, .cost_us = both.cost_us};
+  return {.first = first.kernel, .prepare = prepare.kernel, .cost_us = cost_us};
 }
 
 Choice choose_finish(const Problem& problem) {
@@ -79,14 +83,14 @@ Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow
     product.cost_us += finish.cost_us;
     return product;
   }
-  Choice choice, prepare;
-  const double first_us = choose_first(problem).cost_us;
+  Choice choice;
+  Preparation prepare;
   const Kernel* prepared = nullptr;  // `prepare` is for this one, and for the next ones that read the same form
   for (const Kernel& kernel : kernel_table()) {
     if (is_out(kernel, problem, forced, allow_reference) || !kernel.accepts(kernel, problem).ok()) continue;
     if (prepared == nullptr || prepared->form != kernel.form) prepare = choose_preparation(kernel, problem);
     prepared = &kernel;
-    const double cost_us = kernel.cost_us(kernel, problem) + prepare.cost_us + first_us;
+    const double cost_us = kernel.cost_us(kernel, problem) + prepare.cost_us;
     const bool replaces_reference = choice.kernel != nullptr && choice.kernel->backend == Backend::reference;
     const bool beats = kernel.backend != Backend::reference && cost_us < choice.cost_us;
     if (choice.kernel == nullptr || replaces_reference || beats) choice = {.kernel = &kernel, .cost_us = cost_us};
@@ -294,18 +298,20 @@ Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bo
     return refused(fmt::format("no kernel takes {} {} M={} N={} K={} {}", name(problem.op), problem.scheme.name(), problem.m,
                                problem.n, problem.k, problem.epilogue.name()),
                    problem, forced, allow_reference);
+  const Preparation before = choose_preparation(*choice.kernel, problem);
   Bucket bucket{.m_low = problem.m,
                 .m_high = problem.m,
-                .first = choose_first(problem).kernel,
+                .first = before.first,
+                .prepare = before.prepare,
                 .main = choice.kernel,
                 .finish = choose_finish(problem).kernel,
                 .cost_us = choice.cost_us};
-  if (const auto first = first_step(problem); first && bucket.first == nullptr)
+  const bool normalized = bucket.prepare != nullptr && normalizes(*bucket.prepare);
+  if (const auto first = first_step(problem); first && bucket.first == nullptr && !normalized)
     return refused(fmt::format("nothing makes {} activations", name(first->form)), *first, {}, true);
   if (needs_finish(problem) && bucket.finish == nullptr)
     return refused("nothing finishes the sums of a glu", finishing(problem), {}, true);
   if (problem.op == Op::linear && needs_prepare(choice.kernel->form, problem)) {
-    bucket.prepare = choose_preparation(*choice.kernel, problem).kernel;
     if (bucket.prepare == nullptr)
       return refused(fmt::format("nothing prepares the {} activations of {}", choice.kernel->act, choice.kernel->name),
                      preparing(problem, choice.kernel->form), {}, true);
@@ -327,7 +333,8 @@ Result<std::vector<Bucket>> choose_buckets(Problem problem, std::int64_t m_max, 
     NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(problem, forced, allow_reference));
     bucket.m_low = low;
     if (!buckets.empty() && buckets.back().main == bucket.main && buckets.back().prepare == bucket.prepare &&
-        buckets.back().unaligned == bucket.unaligned && buckets.back().finish == bucket.finish) {
+        buckets.back().first == bucket.first && buckets.back().unaligned == bucket.unaligned &&
+        buckets.back().finish == bucket.finish) {
       bucket.m_low = buckets.back().m_low;
       buckets.back() = bucket;
     } else {

@@ -23,12 +23,16 @@ std::vector<Explanation::Candidate> judge_all(const Problem& problem, std::strin
 /// The cheapest of the kernels that accept. Only a forced kernel can win, if there is one; the reference is chosen only if no other kernel accepts.
 Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow_reference);
 
-/// The cheapest step that prepares the activations of a linear kernel; null and 0 where it reads them as given.
-Choice choose_preparation(const Kernel& kernel, const Problem& problem);
 /// The problem of the step before all others, which makes the A that they see; none where that is the caller's.
 std::optional<Problem> first_step(const Problem& problem);
-/// The cheapest such step; null and 0 where there is none.
-Choice choose_first(const Problem& problem);
+/// The steps before a linear kernel: the first, and the one that prepares its activations, which may normalize them itself.
+struct Preparation {
+  const Kernel* first = nullptr;    // null: none is needed, or none was found
+  const Kernel* prepare = nullptr;  // likewise
+  double cost_us = 0;               // of both
+};
+/// The cheapest ones.
+Preparation choose_preparation(const Kernel& kernel, const Problem& problem);
 /// The cheapest step that finishes the sums of the product; null and 0 where the main kernel stores D.
 Choice choose_finish(const Problem& problem);
 

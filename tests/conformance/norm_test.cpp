@@ -110,11 +110,13 @@ std::pair<double, double> expected(const Case& c, const Data& data, std::int64_t
 }
 
 Result<Tensor> run(const Case& c, Data& data, const QuantTensor& q, Backend backend, const NormSpec& norm,
-                   const ConstTensorView& a, std::string* kernel = nullptr) {
-  const LinearSpec spec{.a_dtype = c.type, .m_max = c.m, .norm = norm};
+                   const ConstTensorView& a, std::string* kernel = nullptr, const ActScheme& act = {},
+                   std::string* first = nullptr) {
+  const LinearSpec spec{.a_dtype = c.type, .m_max = c.m, .act_scheme = act, .norm = norm};
   NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack(q, spec, {.backend = backend}));
   NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, spec));
   if (kernel != nullptr) *kernel = plan.kernel(c.m);
+  if (first != nullptr) *first = plan.explain().buckets.back().steps.front();
   Tensor d(DType::f32, {c.m, q.n});
   const Operands operands = norm.kind == Norm::none ? Operands{} : data.operands(norm);
   NIBBLE_RETURN_IF_ERROR(run_on_host(plan, weight, a, TensorView(d.bytes.data(), d.dtype, {c.m, q.n}), operands));
@@ -176,6 +178,34 @@ TEST_P(NormConformance, IsTheFirstStep) {
     ASSERT_TRUE(d.ok() && plain.ok()) << d.status().message() << plain.status().message();
     EXPECT_EQ(with, without);
     EXPECT_EQ(d->bytes, plain->bytes);
+  }
+}
+
+/// Quantizing sees them too, whether or not the same step does it: on the GPU it does, unless the product quantizes itself.
+TEST_P(NormConformance, QuantizesWhatIsNormalized) {
+  for (const DType type : {DType::f16, DType::bf16}) {
+    const Case c{{.kind = Norm::rms, .add = true}, type, type, DType::f32, 33, 256};
+    Data data(c, false);
+    const auto y = run(c, data, picking(type, c.k, c.k), backend(), c.spec, data.matrix<ConstTensorView>(data.a));
+    ASSERT_TRUE(y.ok()) << y.status().message();
+    Tensor halves(type, y->shape);
+    for (std::int64_t i = 0; i < y->numel(); ++i) halves.set(i, y->at(i));
+    for (const char* const text : {"s8r_s8c", "s8zr_s8c", "s8t_s8zc", "e4m3r_e4m3c", "e4m3g128_e4m3b128x128", "s8r_u4b8g128",
+                                   "s8g128_u4zg128", "s8zg32_u4zg32", "s8zr_u8b128g128"}) {
+      SCOPED_TRACE(text);
+      const Scheme scheme = *Scheme::parse(text);
+      QuantTensor q = testing::random_weight(scheme.weight, 70, c.k, 3);
+      if (scheme.act.group == GroupShape::tensor()) q.static_acts = StaticActs{0.03f, 0};
+      std::string with, without, first;
+      const auto d = run(c, data, q, backend(), c.spec, data.matrix<ConstTensorView>(data.a), &with, scheme.act, &first);
+      const auto plain = run(c, data, q, backend(), {}, data.matrix<ConstTensorView>(halves), &without, scheme.act);
+      ASSERT_TRUE(d.ok() && plain.ok()) << d.status().message() << plain.status().message();
+      ASSERT_EQ(with, without);
+      EXPECT_EQ(d->bytes, plain->bytes);
+      if (backend() == Backend::cuda && with.find("decode") == std::string::npos) {
+        EXPECT_TRUE(first.ends_with("_norm")) << first << " before " << with;
+      }
+    }
   }
 }
 

@@ -95,6 +95,9 @@ Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int3
   return status_of(emulator::decode_acts(acts, type, perm, m, k, x));
 }
 Status launch_norm_rows(const NormTask& task, Stream) { return status_of(emulator::norm_rows(task)); }
+Status launch_norm_codes(const NormTask& task, const QuantizeTask& codes, Stream) {
+  return status_of(emulator::norm_codes(task, codes));
+}
 Status launch_recode_acts(const RecodeTask& task, Stream) { return status_of(emulator::recode_acts(task)); }
 Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream) {
   return status_of(emulator::sum_codes(acts, m, k, sums));

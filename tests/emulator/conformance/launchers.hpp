@@ -19,6 +19,7 @@ int decode_acts(const cuda::QuantizedActs& acts, DType type, const std::int32_t*
 int recode_acts(const RecodeTask& task);
 int epilogue_rows(const epilogue::Element& epilogue, const cuda::StoredSums& sums, std::int64_t m, int n);
 int norm_rows(const NormTask& task);
+int norm_codes(const NormTask& task, const cuda::QuantizeTask& codes);
 int sum_codes(const cuda::QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums);
 int dequantize_packed(const cuda::DeviceWeight& weight, void* out, DType type, std::int64_t stride, bool transposed);
 int pack_gpu_tile(const gpu_tile::Geometry& geometry, const WeightScheme& scheme, DType zero_type,

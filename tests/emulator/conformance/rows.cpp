@@ -13,5 +13,6 @@ int epilogue_rows(const epilogue::Element& epilogue, const cuda::StoredSums& sum
   return cuda::epilogue_rows(epilogue, sums, m, n, nullptr);
 }
 int norm_rows(const NormTask& task) { return cuda::norm_rows(task, nullptr); }
+int norm_codes(const NormTask& task, const cuda::QuantizeTask& codes) { return cuda::norm_codes(task, codes, nullptr); }
 
 }  // namespace nibble::emulator

@@ -922,6 +922,26 @@ TEST(Norm, IsTheFirstStepOfAPlan) {
     EXPECT_EQ(bucket.steps.front(), "prepare_normalized_any_none__cpu_baseline");
 }
 
+/// Unless a token does not fit into a CTA's registers, or its channels are in another order.
+TEST(Norm, AndQuantizingAreOneStepOnTheGpu) {
+  const auto steps = [](const char* text, std::int64_t k, bool act_order = false) {
+    const Scheme scheme = *Scheme::parse(text);
+    const QuantTensor q = random_weight(scheme.weight, 64, k, 1, {.act_order = act_order});
+    const LinearSpec spec{
+        .a_dtype = DType::f16, .m_max = 256, .act_scheme = scheme.act, .norm = {.kind = Norm::rms, .add = true}};
+    const auto explanation = explain(describe(q), spec, *described_gpu("h100"));
+    if (!explanation.ok()) return std::vector<std::string>{std::string(explanation.status().message())};
+    const auto& all = explanation->buckets.back().steps;
+    return std::vector<std::string>(all.begin(), all.end() - 1);  // without the product
+  };
+  EXPECT_THAT(steps("s8r_s8c", 1024), ElementsAre("prepare_s8_any_none__cuda_simt_norm"));
+  EXPECT_THAT(steps("e4m3g128_e4m3b128x128", 1024), ElementsAre("prepare_e4m3_any_none__cuda_simt_norm"));
+  EXPECT_THAT(steps("s8g128_u4zg128", 1024), ElementsAre("prepare_s8i16_any_none__cuda_simt_norm"));
+  EXPECT_THAT(steps("s8r_s8c", 20480), ElementsAre("prepare_normalized_any_none__cuda_simt", "prepare_s8_any_none__cuda_simt"));
+  EXPECT_THAT(steps("s8r_u4b8g128", 1024, true),
+              ElementsAre("prepare_normalized_any_none__cuda_simt", "prepare_s8i16_any_none__cuda_simt"));
+}
+
 TEST(Norm, NamesTheOperandThatDoesNotFit) {
   const QuantTensor q = random_weight(kAwq, 8, 64, 1);
   const LinearSpec spec{.m_max = 2, .norm = {.kind = Norm::layer, .bias = true, .add = true}};

@@ -326,6 +326,11 @@ Status launch_norm_rows(const NormTask& task, Stream stream) {
   return status_of(norm_rows(task, native(stream)), fmt::format("norm_rows M={} K={}", task.m, task.k));
 }
 
+Status launch_norm_codes(const NormTask& task, const QuantizeTask& codes, Stream stream) {
+  return status_of(norm_codes(task, codes, native(stream)),
+                   fmt::format("norm_codes M={} K={}, groups of {}", task.m, task.k, codes.group));
+}
+
 Status launch_recode_acts(const RecodeTask& task, Stream stream) {
   return status_of(recode_acts(task, native(stream)),
                    fmt::format("recode_acts of {} codes", task.images * task.rows * task.length));

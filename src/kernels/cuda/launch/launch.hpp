@@ -75,6 +75,8 @@ Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int3
 Status launch_recode_acts(const RecodeTask& task, Stream stream);
 /// RMSNorm or LayerNorm of activations (norm_rows.hpp).
 Status launch_norm_rows(const NormTask& task, Stream stream);
+/// The same, quantized.
+Status launch_norm_codes(const NormTask& task, const QuantizeTask& codes, Stream stream);
 /// sums[m] = Σ codes[m,k] of s8 activations that were given as codes, [M,K].
 Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream);
 /// 8-bit codes times 8-bit codes.

@@ -57,6 +57,7 @@ Status launch_decode_acts(const QuantizedActs&, DType, const std::int32_t*, std:
 }
 Status launch_recode_acts(const RecodeTask&, Stream) { return no_cuda(); }
 Status launch_norm_rows(const NormTask&, Stream) { return no_cuda(); }
+Status launch_norm_codes(const NormTask&, const QuantizeTask&, Stream) { return no_cuda(); }
 Status launch_sum_codes(const QuantizedActs&, std::int64_t, std::int64_t, std::int32_t*, Stream) { return no_cuda(); }
 Status launch_w8a8_simt(const W8A8Task&, Stream) { return no_cuda(); }
 Status launch_w8a8_sm80(const W8A8Task&, Stream) { return no_cuda(); }

@@ -1,11 +1,12 @@
-// RMSNorm and LayerNorm: a CTA has a token, which it reads once and keeps in registers.
+// RMSNorm and LayerNorm: a CTA has a token, which it reads once and keeps in registers. Where activations are quantized next, it does that too.
 //
 //   A, norm_add ──load──▶ V vectors of 8 channels a thread ──▶ x = A + norm_add, rounded ──▶ norm_sum
 //   norm_weight ──load──▶ the same channels                    │
 //                                                              ├──▶ mean(x)            layer: over the warp by shuffles, then over
 //                                                              ├──▶ mean((x − mean)²)  the warps in shared memory, in a fixed order
 //                                                              ▼
-//                                       y = (x − mean) · scale · weight + bias ──▶ workspace
+//                                       y = (x − mean) · scale · weight + bias ──▶ workspace, or
+//                                                                                                          rounded, quantize_row ──▶ codes
 //
 // Thread t has vectors t, t + T, … of T threads, so that neighbours read neighbouring bytes. Operands that the previous kernel does not
 // write, weight and bias, are requested together with x: their latency passes behind that of x.
@@ -16,13 +17,13 @@
 #include "epilogue/element.hpp"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/fragment.cuh"
+#include "kernels/cuda/steps/quantize_rows.cuh"
 #include "kernels/cuda/tasks/norm_limits.hpp"
 
 namespace nibble::cuda {
 namespace {
 
-constexpr int kChannels = 8;       // of a vector
-constexpr int kMaxThreads = 1024;  // of a CTA with a vector or two a thread
+constexpr int kChannels = kEach;  // of a vector; a CTA with a vector or two a thread has up to kMaxThreads
 
 struct NormParams {
   NormTask task;
@@ -118,69 +119,142 @@ __device__ __forceinline__ float sum_of_cta(float sum, float* parts) {
   return sum;
 }
 
-template <int kVectors, int kThreads>
-__global__ void __launch_bounds__(kThreads) norm_rows_kernel(const __grid_constant__ NormParams p) {
-  constexpr bool kWeightsWithX = kVectors <= 2;  // six vectors of both would not fit into the registers
-  __shared__ float parts[2][kThreads / 32];
-  let_successor_start();
-  const NormTask& t = p.task;
-  const std::int64_t m = blockIdx.x;
-  const auto channel = [&](int v) { return (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kChannels; };
-  float x[kVectors][kChannels], weight[kVectors][kChannels];
-  const auto load_weight = [&](int v) { load(weight[v], t.weight, t.weight_type, channel(v), p.k, p.weight_vectors); };
-  if constexpr (kWeightsWithX) {
+/// A token of a CTA. kWeightsWithX: weights are requested when it is made, before the previous kernel has ended, if registers suffice.
+template <int kVectors, int kThreads, bool kWeightsWithX>
+class NormRow {
+ public:
+  /// Partial sums of warps, in shared memory.
+  using Parts = float[2][kThreads / 32];
+
+  __device__ __forceinline__ explicit NormRow(const NormParams& p) : p_(p) {
+    if constexpr (kWeightsWithX) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) load_weight(v);
-  }
-  wait_for_predecessor();
-  const void* const a = row_of(t.a, t.type, m, t.a_stride);
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) load(x[v], a, t.type, channel(v), p.k, p.a_vectors);
-  if (t.add != nullptr) {
-    const void* const add = row_of(t.add, t.add_type, m, t.add_stride);
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      float more[kChannels];
-      if constexpr (!kWeightsWithX) asm volatile("" ::: "memory");
-      load(more, add, t.add_type, channel(v), p.k, p.add_vectors);
-#pragma unroll
-      for (int i = 0; i < kChannels; ++i) x[v][i] = rounded(__fadd_rn(x[v][i], more[i]), t.type);
-      if (t.sum != nullptr) store(x[v], row_of(t.sum, t.type, m, t.sum_stride), t.type, channel(v), p.k, p.sum_vectors);
+      for (int v = 0; v < kVectors; ++v) load_weight(v);
     }
   }
 
-  const float share = 1.0f / static_cast<float>(p.k);
-  float mean = 0.0f;
-  if (t.spec.kind == Norm::layer) {
-    float sum = 0.0f;
+  __device__ __forceinline__ static int channel(int v) {
+    return (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kChannels;
+  }
+
+  /// Token m, with its sum: finish(v, y) gets the channels of vector v in f32, those past K with them.
+  template <class Finish>
+  __device__ __forceinline__ void normalize(std::int64_t m, Parts& parts, Finish finish) {
+    const NormTask& t = p_.task;
+    float x[kVectors][kChannels];
+    const void* const a = row_of(t.a, t.type, m, t.a_stride);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) load(x[v], a, t.type, channel(v), p_.k, p_.a_vectors);
+    if (t.add != nullptr) {
+      const void* const add = row_of(t.add, t.add_type, m, t.add_stride);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        float more[kChannels];
+        if constexpr (!kWeightsWithX) asm volatile("" ::: "memory");
+        load(more, add, t.add_type, channel(v), p_.k, p_.add_vectors);
+#pragma unroll
+        for (int i = 0; i < kChannels; ++i) x[v][i] = rounded(__fadd_rn(x[v][i], more[i]), t.type);
+        if (t.sum != nullptr) store(x[v], row_of(t.sum, t.type, m, t.sum_stride), t.type, channel(v), p_.k, p_.sum_vectors);
+      }
+    }
+
+    const float share = 1.0f / static_cast<float>(p_.k);
+    float mean = 0.0f;
+    if (t.spec.kind == Norm::layer) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v)
+#pragma unroll
+        for (int i = 0; i < kChannels; ++i) sum += x[v][i];
+      mean = sum_of_cta(sum, parts[0]) * share;
+    }
+    float squares = 0.0f;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
 #pragma unroll
-      for (int i = 0; i < kChannels; ++i) sum += x[v][i];
-    mean = sum_of_cta(sum, parts[0]) * share;
-  }
-  float squares = 0.0f;
+      for (int i = 0; i < kChannels; ++i) {
+        const float distance = channel(v) + i < p_.k ? x[v][i] - mean : 0.0f;
+        squares += distance * distance;
+      }
+    const float scale = 1.0f / sqrtf(sum_of_cta(squares, parts[1]) * share + t.spec.eps);
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v)
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (!kWeightsWithX) {
+        asm volatile("" ::: "memory");  // the next vector's loads would need the registers of this one
+        load_weight(v);
+      }
+      float bias[kChannels] = {};
+      if (t.bias != nullptr) load(bias, t.bias, t.bias_type, channel(v), p_.k, p_.bias_vectors);
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) {
-      const float distance = channel(v) + i < p.k ? x[v][i] - mean : 0.0f;
-      squares += distance * distance;
+      for (int i = 0; i < kChannels; ++i) x[v][i] = (x[v][i] - mean) * scale * (weight_[v][i] + t.spec.weight_offset) + bias[i];
+      finish(v, x[v]);
     }
-  const float scale = 1.0f / sqrtf(sum_of_cta(squares, parts[1]) * share + t.spec.eps);
-  void* const y = row_of(t.y, t.type, m, t.y_stride);
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    if constexpr (!kWeightsWithX) {
-      asm volatile("" ::: "memory");  // the next vector's loads would need the registers of this one
-      load_weight(v);
-    }
-    float bias[kChannels] = {};
-    if (t.bias != nullptr) load(bias, t.bias, t.bias_type, channel(v), p.k, p.bias_vectors);
-#pragma unroll
-    for (int i = 0; i < kChannels; ++i) x[v][i] = (x[v][i] - mean) * scale * (weight[v][i] + t.spec.weight_offset) + bias[i];
-    store(x[v], y, t.type, channel(v), p.k, true);
   }
+
+ private:
+  __device__ __forceinline__ void load_weight(int v) {
+    load(weight_[v], p_.task.weight, p_.task.weight_type, channel(v), p_.k, p_.weight_vectors);
+  }
+
+  const NormParams& p_;
+  float weight_[kVectors][kChannels];
+};
+
+template <int kVectors, int kThreads>
+__global__ void __launch_bounds__(kThreads) norm_rows_kernel(const __grid_constant__ NormParams p) {
+  __shared__ float parts[2][kThreads / 32];
+  let_successor_start();
+  NormRow<kVectors, kThreads, kVectors <= 2> row(p);
+  wait_for_predecessor();
+  const std::int64_t m = blockIdx.x;
+  void* const y = row_of(p.task.y, p.task.type, m, p.task.y_stride);
+  row.normalize(m, parts,
+                [&](int v, const float(&values)[kChannels]) { store(values, y, p.task.type, row.channel(v), p.k, true); });
+}
+
+// ---- codes in the place of floats
+
+struct NormCodesParams {
+  NormParams norm;
+  QuantizeParams codes;
+};
+
+/// Activations from `channel` on in the type of A, as if they had been stored and loaded; past K they are 0.
+template <DType kType>
+__device__ __forceinline__ Raw<kType> raw_of(const float (&y)[kChannels], int channel, int k) {
+  Raw<kType> raw;
+  float only[kChannels];
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) only[i] = channel + i < k ? y[i] : 0.0f;
+#pragma unroll
+  for (int i = 0; i < Raw<kType>::kWords; ++i)
+    raw.word[i] =
+        kType == DType::f32 ? __float_as_uint(only[i]) : halves(only[2 * i % kChannels], only[(2 * i + 1) % kChannels], kType);
+  return raw;
+}
+
+template <DType kType, int kVectors, QuantizeOutput kOutput>
+__global__ void __launch_bounds__(kMaxThreads) norm_codes_kernel(const __grid_constant__ NormCodesParams p) {
+  __shared__ float parts[2][kMaxWarps];
+  __shared__ Range ranges[kMaxWarps];
+  __shared__ std::int32_t sums[kMaxWarps];
+  let_successor_start();
+  NormRow<kVectors, kMaxThreads, kVectors == 1> row(p.norm);
+  wait_for_predecessor();
+  const std::int64_t m = blockIdx.x;
+  Raw<kType> raw[kVectors];
+  row.normalize(m, parts, [&](int v, const float(&y)[kChannels]) { raw[v] = raw_of<kType>(y, row.channel(v), p.norm.k); });
+  quantize_row<kType, kVectors, kOutput, false>(raw, p.codes, Team(), m, true, row.channel(0), row.channel(1) - row.channel(0),
+                                                ranges, sums);
+}
+
+/// By type of A, vectors of a thread and output.
+using NormCodesKernel = void (*)(NormCodesParams);
+template <int kVectors, QuantizeOutput kOutput>
+NormCodesKernel norm_codes_kernel_of(DType type) {
+  if (type == DType::f32) return norm_codes_kernel<DType::f32, kVectors, kOutput>;
+  return type == DType::f16 ? norm_codes_kernel<DType::f16, kVectors, kOutput>
+                            : norm_codes_kernel<DType::bf16, kVectors, kOutput>;
 }
 
 /// Whether rows begin at multiples of 16 bytes.
@@ -188,24 +262,52 @@ bool in_vectors(const void* data, DType type, std::int64_t stride) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride * bits(type) % (16 * 8) == 0;
 }
 
+NormParams params_of(const NormTask& task) {
+  return {.task = task,
+          .k = static_cast<int>(task.k),
+          .a_vectors = in_vectors(task.a, task.type, task.a_stride),
+          .add_vectors = task.add != nullptr && in_vectors(task.add, task.add_type, task.add_stride),
+          .sum_vectors = task.sum != nullptr && in_vectors(task.sum, task.type, task.sum_stride),
+          .weight_vectors = in_vectors(task.weight, task.weight_type, 0),
+          .bias_vectors = task.bias != nullptr && in_vectors(task.bias, task.bias_type, 0)};
+}
+
+/// The vectors of a thread, and the threads of a token, on which the order of sums depends.
+struct Shape {
+  int each, threads;
+
+  explicit Shape(std::int64_t k) {
+    const int vectors = static_cast<int>((k + kChannels - 1) / kChannels);
+    each = vectors <= kMaxThreads ? 1 : vectors <= 2 * kMaxThreads ? 2 : kNormVectors;
+    threads = ((vectors + each - 1) / each + 31) / 32 * 32;
+  }
+};
+
 }  // namespace
 
 cudaError_t norm_rows(const NormTask& task, cudaStream_t stream) {
   if (task.m < 1 || task.k < 1 || task.k > kNormChannels) return cudaErrorInvalidValue;
-  const NormParams p{.task = task,
-                     .k = static_cast<int>(task.k),
-                     .a_vectors = in_vectors(task.a, task.type, task.a_stride),
-                     .add_vectors = task.add != nullptr && in_vectors(task.add, task.add_type, task.add_stride),
-                     .sum_vectors = task.sum != nullptr && in_vectors(task.sum, task.type, task.sum_stride),
-                     .weight_vectors = in_vectors(task.weight, task.weight_type, 0),
-                     .bias_vectors = task.bias != nullptr && in_vectors(task.bias, task.bias_type, 0)};
-  const int vectors = (p.k + kChannels - 1) / kChannels;
-  const int each = vectors <= kMaxThreads ? 1 : vectors <= 2 * kMaxThreads ? 2 : kNormVectors;  // of a thread
-  const int threads = ((vectors + each - 1) / each + 31) / 32 * 32;
-  const auto kernel = each == 1   ? norm_rows_kernel<1, kMaxThreads>
-                      : each == 2 ? norm_rows_kernel<2, kMaxThreads>
-                                  : norm_rows_kernel<kNormVectors, kNormThreads>;
-  return launch_dependent(kernel, dim3(static_cast<unsigned>(task.m)), dim3(static_cast<unsigned>(threads)), 0, stream, p);
+  const Shape shape(task.k);
+  const auto kernel = shape.each == 1   ? norm_rows_kernel<1, kMaxThreads>
+                      : shape.each == 2 ? norm_rows_kernel<2, kMaxThreads>
+                                        : norm_rows_kernel<kNormVectors, kNormThreads>;
+  return launch_dependent(kernel, static_cast<unsigned>(task.m), static_cast<unsigned>(shape.threads), 0, stream,
+                          params_of(task));
+}
+
+cudaError_t norm_codes(const NormTask& task, const QuantizeTask& codes, cudaStream_t stream) {
+  const Shape shape(task.k);
+  if (task.m < 1 || task.k < 1 || task.k > kNormCodesChannels || codes.m != task.m || codes.k != task.k ||
+      codes.type != task.type || codes.perm != nullptr || codes.offsets != nullptr || codes.term_offsets || !lanes_fit(codes) ||
+      codes.columns > std::int64_t{kChannels} * shape.each * shape.threads)
+    return cudaErrorInvalidValue;
+  const bool terms = codes.terms != nullptr;
+  const NormCodesKernel kernel = shape.each == 1 ? (terms ? norm_codes_kernel_of<1, QuantizeOutput::terms>(task.type)
+                                                          : norm_codes_kernel_of<1, QuantizeOutput::sums>(task.type))
+                                                 : (terms ? norm_codes_kernel_of<2, QuantizeOutput::terms>(task.type)
+                                                          : norm_codes_kernel_of<2, QuantizeOutput::sums>(task.type));
+  return launch_dependent(kernel, static_cast<unsigned>(task.m), static_cast<unsigned>(shape.threads), 0, stream,
+                          NormCodesParams{params_of(task), params_of(codes)});
 }
 
 }  // namespace nibble::cuda

@@ -9,8 +9,10 @@
 #include "kernels/cuda/launch/device_weight.hpp"
 #include "kernels/cuda/launch/launch.hpp"
 #include "kernels/cuda/table/families.hpp"
+#include "kernels/cuda/table/norm.hpp"
 #include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/table/wna16.hpp"
+#include "kernels/norm.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -29,10 +31,11 @@ Status accepts_prepare(const Kernel& self, const Problem& p) {
   if (!is_compute_float(p.a_dtype)) return error(StatusCode::unsupported, "prepares f32, f16 and bf16, not {}", name(p.a_dtype));
   if (std::max(p.m, p.k) > kMostDimension)
     return error(StatusCode::unsupported, "M={} K={}: a dimension is beyond {}", p.m, p.k, kMostDimension);
-  return {};
+  return p.normalizes ? accepts_norm_codes(p) : Status();
 }
 
 double prepare_cost_us(const Kernel&, const Problem& p) {
+  if (p.normalizes) return norm_codes_cost_us(p);
   constexpr double kShare = 0.85;  // of the bandwidth
   const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.a_dtype) / 8.0 + 1);
   return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
@@ -64,7 +67,7 @@ QuantizedActs prepared_acts(const StepArgs& args) {
   return acts;
 }
 
-Status run_prepare(const Kernel&, const StepArgs& args) {
+Status run_prepare(const Kernel& self, const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   const QuantizedActs acts = prepared_acts(args);
   QuantizeTask task{.a = args.a.data,
@@ -93,10 +96,10 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
                     .sums = const_cast<std::int32_t*>(acts.sums),
                     .sum_row = 1};
   if (w.act_limit) task.limit = *w.act_limit;
-  return launch_quantize_acts(task, args.stream);
+  return normalizes(self) ? launch_norm_codes(norm_task(args), task, args.stream) : launch_quantize_acts(task, args.stream);
 }
 
-constexpr Kernel prepare_row(ActForm form, std::string_view summary) {
+constexpr Kernel prepare_row(ActForm form, std::string_view summary, std::string_view variant = {}) {
   return {.backend = Backend::cuda,
           .isa = Isa::simt,
           .op = Op::prepare,
@@ -104,6 +107,7 @@ constexpr Kernel prepare_row(ActForm form, std::string_view summary) {
           .act = "any",
           .weight = "none",
           .layout = "",
+          .variant = variant,
           .tile = {},
           .summary = summary,
           .form = form,
@@ -302,6 +306,9 @@ std::span<const Kernel> w8a8_kernels() {
     for (const ActForm form : kForms) rows.push_back(simt_row(form));
     rows.push_back(prepare_row(ActForm::s8_rows, "quantizes activations to int8 per token, tensor or group"));
     rows.push_back(prepare_row(ActForm::e4m3_rows, "quantizes activations to FP8 per token, tensor or group"));
+    rows.push_back(prepare_row(ActForm::s8_rows, "RMSNorm or LayerNorm of the activations, which are quantized to int8", "norm"));
+    rows.push_back(
+        prepare_row(ActForm::e4m3_rows, "RMSNorm or LayerNorm of the activations, which are quantized to FP8", "norm"));
     return rows;
   }();
   return kRows;

@@ -9,11 +9,13 @@
 #include "kernels/cuda/launch/launch.hpp"
 #include "kernels/cuda/table/decode_cost.hpp"
 #include "kernels/cuda/table/families.hpp"
+#include "kernels/cuda/table/norm.hpp"
 #include "kernels/cuda/table/w8a8.hpp"
 #include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/table/wna16.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
 #include "kernels/cuda/tasks/wna8_task.hpp"
+#include "kernels/norm.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -63,10 +65,12 @@ Wna8Map map_of(const ActScheme& act, const WeightScheme& weight, std::int64_t m,
 Status accepts_prepare(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   NIBBLE_RETURN_IF_ERROR(accepts_form(self, p));
-  return accepts_acts(p);
+  NIBBLE_RETURN_IF_ERROR(accepts_acts(p));
+  return p.normalizes ? accepts_norm_codes(p) : Status();
 }
 
 double prepare_cost_us(const Kernel&, const Problem& p) {
+  if (p.normalizes) return norm_codes_cost_us(p);
   constexpr double kShare = 0.75;  // of the bandwidth
   const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.a_dtype) / 8.0 + 1 + 8.0 / 128);
   return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
@@ -74,7 +78,7 @@ double prepare_cost_us(const Kernel&, const Problem& p) {
 
 std::size_t prepare_workspace(const Kernel&, const Problem& p) { return map_of(p.act_scheme, p.scheme, p.m, p.k).bytes; }
 
-Status run_prepare(const Kernel&, const StepArgs& args) {
+Status run_prepare(const Kernel& self, const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   const Wna8Map map = map_of(args.act_scheme, w.scheme, args.a.dim(0), w.k);
   QuantizeTask task = quantize_task(args);
@@ -87,7 +91,7 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
   task.term_offsets = has_offsets(args.act_scheme);
   task.fold = online_fold(args.act_scheme, w.scheme);
   if (has_token_scales(args.act_scheme)) task.token_scales = reinterpret_cast<float*>(args.prepared + map.scales);
-  return launch_quantize_acts(task, args.stream);
+  return normalizes(self) ? launch_norm_codes(norm_task(args), task, args.stream) : launch_quantize_acts(task, args.stream);
 }
 
 // ---- linear
@@ -246,13 +250,21 @@ constexpr Kernel kPrepareRow{
     .workspace = prepare_workspace,
     .run = run_prepare};
 
+Kernel norm_row() {
+  Kernel row = kPrepareRow;
+  row.variant = "norm";
+  row.summary =
+      "RMSNorm or LayerNorm of the activations, which are quantized to int8 in the channel order of gpu_n64k128, with sums";
+  return row;
+}
+
 }  // namespace
 
 std::span<const Kernel> wna8_kernels() {
   static const std::vector<Kernel> kRows = [] {
     std::vector<Kernel> rows{decode_row(1), decode_row(8)};
     append(rows, sm90_family(), kTiles, kSm90Summaries);
-    rows.insert(rows.end(), {sm80_row(), kPrepareRow});
+    rows.insert(rows.end(), {sm80_row(), kPrepareRow, norm_row()});
     return rows;
   }();
   return kRows;

@@ -10,4 +10,7 @@ namespace nibble::cuda {
 constexpr int kNormThreads = 512, kNormVectors = 6;
 constexpr std::int64_t kNormChannels = std::int64_t{8} * kNormVectors * kNormThreads;
 
+/// The most channels of a token that is quantized next: two vectors of each of 1024 threads.
+constexpr std::int64_t kNormCodesChannels = std::int64_t{8} * 2 * 1024;
+
 }  // namespace nibble::cuda

@@ -189,10 +189,10 @@ Status compare(const Product& product, const Views& views, const ActScheme& sche
   for (std::int64_t column = 0; column < shown; ++column) {
     const std::int64_t n = column * columns / shown, k = product.weight.k;
     const auto sum = [&](std::int64_t m, std::int64_t row) {
-      double sum = 0;
+      double total = 0;
       for (std::int64_t i = 0; i < k; ++i)
-        sum += (*a)[static_cast<std::size_t>(m * k + i)] * static_cast<double>(product.weight.value(row, i));
-      return sum;
+        total += (*a)[static_cast<std::size_t>(m * k + i)] * static_cast<double>(product.weight.value(row, i));
+      return total;
     };
     for (std::int64_t m = 0; m < rows; ++m) {
       double expected = sum(m, n);

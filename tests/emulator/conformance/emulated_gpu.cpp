@@ -75,6 +75,9 @@ Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { retu
 Status launch_dense_weight(const DenseTask&, const DenseConfig&, Stream) { return not_emulated(); }
 Status dense_runs_here() { return not_emulated(); }
 Status launch_dense_simt(const DenseTask& task, Stream) { return status_of(emulator::linear_dense_simt(task)); }
+Status launch_dequantize_w8(const W8Weight& weight, void* out, DType type, std::int64_t stride, bool transposed, Stream) {
+  return status_of(emulator::dequantize_w8(weight, out, type, stride, transposed));
+}
 Status launch_dequantize_dense(const DenseWeight& weight, void* out, DType type, std::int64_t stride, bool transposed, Stream) {
   return status_of(emulator::dequantize_dense(weight, out, type, stride, transposed));
 }

@@ -21,6 +21,7 @@ int epilogue_rows(const epilogue::Element& epilogue, const cuda::StoredSums& sum
 int norm_rows(const NormTask& task);
 int norm_codes(const NormTask& task, const cuda::QuantizeTask& codes);
 int sum_codes(const cuda::QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums);
+int dequantize_w8(const cuda::W8Weight& weight, void* out, DType type, std::int64_t stride, bool transposed);
 int dequantize_packed(const cuda::DeviceWeight& weight, void* out, DType type, std::int64_t stride, bool transposed);
 int pack_gpu_tile(const gpu_tile::Geometry& geometry, const WeightScheme& scheme, DType zero_type,
                   const cuda::CanonicalArrays& arrays, void* records);

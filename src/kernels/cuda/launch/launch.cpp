@@ -28,6 +28,7 @@
 #include "kernels/cuda/tasks/wna8.hpp"
 #include "kernels/cuda/weights/dequantize.cuh"
 #include "kernels/cuda/weights/dequantize_packed.hpp"
+#include "kernels/cuda/weights/dequantize_w8.hpp"
 #include "kernels/cuda/weights/pack.hpp"
 
 namespace nibble {
@@ -368,6 +369,11 @@ Status launch_codes_simt(const CodesTask& task, Stream stream) {
 Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,
                          Stream stream) {
   return status_of(dequantize_packed(weight, out, out_type, out_stride, transposed, native(stream)), "dequantize_packed");
+}
+
+Status launch_dequantize_w8(const W8Weight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,
+                            Stream stream) {
+  return status_of(dequantize_w8(weight, out, out_type, out_stride, transposed, native(stream)), "dequantize_w8");
 }
 
 Status launch_dequantize_dense(const DenseWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,

@@ -91,6 +91,10 @@ Status launch_w8a8_sm90(const W8A8Task& task, int tokens, int blocks, int depth,
 Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,
                          Stream stream);
 
+/// The same of a weight in gpu_w8n64k128.
+Status launch_dequantize_w8(const W8Weight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,
+                            Stream stream);
+
 /// The same of a dense weight.
 Status launch_dequantize_dense(const DenseWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,
                                Stream stream);

@@ -47,6 +47,7 @@ Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { retu
 Status launch_dense_weight(const DenseTask&, const DenseConfig&, Stream) { return no_cuda(); }
 Status dense_runs_here() { return no_cuda(); }
 Status launch_dense_simt(const DenseTask&, Stream) { return no_cuda(); }
+Status launch_dequantize_w8(const W8Weight&, void*, DType, std::int64_t, bool, Stream) { return no_cuda(); }
 Status launch_dequantize_dense(const DenseWeight&, void*, DType, std::int64_t, bool, Stream) { return no_cuda(); }
 Status launch_quantize_acts(const QuantizeTask&, Stream) { return no_cuda(); }
 Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return no_cuda(); }

@@ -218,7 +218,46 @@ double sm90_cost_us(const Kernel& self, const Problem& p) {
   return w8a8_sm90_cost_us(self.tile, p.act_scheme.codes, gpu_of(p), p);
 }
 
+// ---- W itself
+
+Status accepts_dequantize(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  const std::string reason = gpu_w8::refusal(p.scheme, p.zero_type, p.k);
+  return reason.empty() ? Status() : error(StatusCode::unsupported, "{}", reason);
+}
+
+double dequantize_cost_us(const Kernel&, const Problem& p) {
+  constexpr double kShare = 0.4;  // of the bandwidth: an estimate
+  const double bytes = static_cast<double>(gpu_w8::geometry(p.scheme, p.n, p.k).total_bytes()) +
+                       static_cast<double>(p.n * p.k) * bits(p.epilogue.out) / 8;
+  return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
+}
+
+Status run_dequantize(const Kernel&, const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  W8Weight weight{{w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)}};
+  weight.scale2 = w.scale2.value_or(1.0f);
+  weight.perm = reinterpret_cast<const std::int32_t*>(w.device.perm.data());
+  return launch_dequantize_w8(weight, args.d.data, args.d.dtype, args.d.stride(0), args.transposed, args.stream);
+}
+
 // ---- rows
+
+constexpr Kernel dequantize_row() {
+  return {.backend = Backend::cuda,
+          .isa = Isa::simt,
+          .op = Op::dequantize,
+          .out = "any",
+          .act = "none",
+          .weight = "any",
+          .layout = "gpu_w8n64k128",
+          .variant = "w8",
+          .tile = {0, gpu_w8::kRows, gpu_w8::kChannels},
+          .summary = "writes the W of W8A8 as f32, f16 or bf16, bit-exact",
+          .accepts = accepts_dequantize,
+          .cost_us = dequantize_cost_us,
+          .run = run_dequantize};
+}
 
 constexpr Kernel linear_row(Isa isa, ActForm form, Sums sums) {
   return {.backend = Backend::cuda,
@@ -309,6 +348,7 @@ std::span<const Kernel> w8a8_kernels() {
     rows.push_back(prepare_row(ActForm::s8_rows, "RMSNorm or LayerNorm of the activations, which are quantized to int8", "norm"));
     rows.push_back(
         prepare_row(ActForm::e4m3_rows, "RMSNorm or LayerNorm of the activations, which are quantized to FP8", "norm"));
+    rows.push_back(dequantize_row());
     return rows;
   }();
   return kRows;

@@ -34,6 +34,12 @@ struct W8A8Weight {
   }
 };
 
+/// The same with what the products leave to others: W[n, perm[k]] = (code − zero)·scale·scale2.
+struct W8Weight : W8A8Weight {
+  float scale2 = 1.0f;
+  const std::int32_t* perm = nullptr;  // [K]: packed position k holds input channel perm[k]; null: in order
+};
+
 struct W8A8Task {
   W8A8Weight weight;
   QuantizedActs acts;

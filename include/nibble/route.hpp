@@ -12,7 +12,7 @@ namespace nibble {
 /// How logits become scores.
 enum class RouteScore : std::uint8_t {
   softmax,  // over all experts: Mixtral, Qwen3, and with `normalize` gpt-oss
-  sigmoid   // of each: DeepSeek-V3, Llama 4
+  sigmoid   // of each: DeepSeek-V3
 };
 
 /// The rule of a router.

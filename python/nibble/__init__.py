@@ -56,7 +56,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return __all__ + [name for name in ("compat", "peft", "torch", "transformers") if name in globals()]  # those that have been imported
+    return __all__ + [name for name in ("compat", "peft", "torch", "transformers", "vllm") if name in globals()]  # those that have been imported
 
 
 Array = Any

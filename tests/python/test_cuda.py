@@ -271,3 +271,74 @@ def test_a_fused_model(torch, kind):
     assert text.shape == (2, 19)
     there = logits.float().cpu()
     assert distance(model.cpu()(input_ids=ids.cpu(), use_cache=False).logits.float().detach(), there) < 2 * 8 * 10 * 2.0**-11
+def vllm_layers(torch, device):
+    """Packed weights [K,K] of each kind that vLLM's layers have, by the functions that read their tensors, with the W that they are."""
+    from nibble.vllm import _weights
+
+    k, group = 512, 128
+    words = torch.randint(-(2**31), 2**31 - 1, (k, k // 8), dtype=torch.int32)
+    scales, zeros = torch.rand(k, k // group).half() * 0.01, torch.randint(-(2**31), 2**31 - 1, (k // 8, k // group), dtype=torch.int32)
+    order = (torch.arange(k) // group)[torch.randperm(k)].int()
+    int8, fp8 = torch.randint(-128, 128, (k, k), dtype=torch.int8), torch.randn(k, k).to(torch.float8_e4m3fn)
+    channels, static = torch.rand(k, 1) * 0.001, (torch.tensor([0.03]), torch.tensor([-7]))
+    parts = [
+        *((_weights.grouped(words, scales, z, g, n=k, k=k, bits=4, group_size=group), "") for z in (None, zeros) for g in (None, order)),
+        (_weights.codes(int8, channels), "s8r"), (_weights.codes(int8, channels), "s8zr"), (_weights.codes(int8, channels, static=static), "s8zt"),
+        (_weights.codes(fp8, channels), "e4m3r"), (_weights.codes(fp8, torch.tensor(0.001), static=(torch.tensor(0.02), None)), "e4m3t"),
+        (_weights.blocks(fp8, torch.rand(4, 4) * 0.001, (128, 128)), "e4m3g128"),
+    ]  # fmt: skip
+    dtype = torch.float16
+    return [(_weights.pack(q, device, dtype, act), torch.from_numpy(nibble.pack(q).dequantize()), q.scheme, act) for q, act in parts]
+
+
+def test_layers_of_vllm_in_a_graph(torch):
+    """As the engine runs them: once without a graph for each number of tokens, the largest first, and then captured into one pool."""
+    import nibble.torch  # noqa: F401
+    from nibble.vllm import _weights
+
+    layers = vllm_layers(torch, torch.device("cuda"))
+    bias, pool = torch.randn(512, device="cuda").half(), torch.cuda.graph_pool_handle()
+    for packed, w, scheme, act in layers:
+        assert packed.is_cuda and _weights.refusal(scheme, 512, torch.float16, act) == ""
+        run = torch.compile(lambda x, packed=packed: torch.ops.nibble.linear(x, packed, 512, bias, "none", None), backend="eager", fullgraph=True)
+        captured = []
+        with torch.inference_mode():
+            for m in (512, 64, 8, 1):
+                x = torch.randn(m, 512, device="cuda").half()
+                run(x)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool):
+                    y = run(x)
+                captured.append((graph, x, y))
+            for graph, x, y in captured:
+                x.copy_(torch.randn_like(x))
+                graph.replay()
+                assert torch.equal(y, run(x)), (scheme, act, x.shape)
+                assert distance(y.float().cpu(), x.float().cpu() @ w.T + bias.float().cpu()) < (0.05 if act else 5e-3), (scheme, act, x.shape)
+
+
+def test_vllm_chooses_and_captures(torch):
+    pytest.importorskip("vllm", exc_type=ImportError)
+    import nibble.vllm
+
+    nibble.vllm.register()
+    from vllm.model_executor.layers.quantization.utils import quant_utils
+
+    from nibble.vllm import _kernels
+
+    k, keys = 512, (quant_utils.kFp8DynamicTokenSym, quant_utils.kFp8StaticChannelSym)
+    kernel = _kernels.linear.init_fp8_linear_kernel(*keys, weight_shape=(k, k), input_dtype=torch.float16, out_dtype=torch.float16)
+    assert type(kernel) is _kernels.NibbleFp8LinearKernel
+    layer, weight, scale = torch.nn.Module(), torch.randn(k, k).to(torch.float8_e4m3fn), torch.rand(k, 1) * 0.001
+    layer.weight, layer.weight_scale = (torch.nn.Parameter(t.cuda(), requires_grad=False) for t in (weight.t(), scale))
+    kernel.process_weights_after_loading(layer)
+    x = torch.randn(8, k, device="cuda").half()
+    with torch.inference_mode():
+        kernel.apply_weights(layer, x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = kernel.apply_weights(layer, x)
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        assert torch.equal(y, kernel.apply_weights(layer, x))
+    assert distance(y.float().cpu(), x.float().cpu() @ (weight.float() * scale).T) < 0.05

@@ -90,26 +90,26 @@ def gptq(
     return remember(parts if g_idx is None else (*parts, g_idx), ("gptq", is_order, v2, bits), make)
 
 
-def codes(b: Tensor, scale_b: Tensor) -> nibble.PackedWeight:
+def quant_tensor(b: Tensor, scale_b: Tensor) -> nibble.QuantTensor:
     """b [K,N], int8 or FP8, best column-major; scale_b f32 of 1, N or [K/bk, N/bn] elements."""
     k, n = b.shape
+    kind = "s8" if b.dtype == torch.int8 else "e4m3"
+    scales = scale_b.detach().cpu().float()
+    if scales.numel() == 1:
+        group, scales = "t", scales.reshape(1, 1)
+    elif scales.numel() == n and (scales.ndim == 1 or scales.shape[0] in (1, n)):
+        group, scales = "c", scales.reshape(n, 1)
+    elif scales.ndim == 2 and k % scales.shape[0] == 0 and n % scales.shape[1] == 0:
+        group, scales = f"b{n // scales.shape[1]}x{k // scales.shape[0]}", scales.T.contiguous()
+    else:
+        raise InvalidArgument(f"scale_b has shape {list(scales.shape)}; b [{k},{n}] takes 1, N or [K/bk, N/bn] scales")
+    rows = b.detach().T.contiguous().cpu()
+    return nibble.QuantTensor(kind + group, rows if kind == "s8" else rows.view(torch.uint8), scales)
 
-    def make() -> nibble.PackedWeight:
-        kind = "s8" if b.dtype == torch.int8 else "e4m3"
-        scales = scale_b.detach().cpu().float()
-        if scales.numel() == 1:
-            group, scales = "t", scales.reshape(1, 1)
-        elif scales.numel() == n and (scales.ndim == 1 or scales.shape[0] in (1, n)):
-            group, scales = "c", scales.reshape(n, 1)
-        elif scales.ndim == 2 and k % scales.shape[0] == 0 and n % scales.shape[1] == 0:
-            group, scales = f"b{n // scales.shape[1]}x{k // scales.shape[0]}", scales.T.contiguous()
-        else:
-            raise InvalidArgument(f"scale_b has shape {list(scales.shape)}; b [{k},{n}] takes 1, N or [K/bk, N/bn] scales")
-        rows = b.detach().T.contiguous().cpu()
-        rows = rows if kind == "s8" else rows.view(torch.uint8)
-        return _pack(nibble.QuantTensor(kind + group, rows, scales), b.device)
 
-    return remember((b, scale_b), "codes", make)
+def codes(b: Tensor, scale_b: Tensor) -> nibble.PackedWeight:
+    """The weight that quant_tensor() describes, packed where b is."""
+    return remember((b, scale_b), "codes", lambda: _pack(quant_tensor(b, scale_b), b.device))
 
 
 def scaled_mm(

@@ -1,0 +1,495 @@
+"""nibble.vllm: the tensors of vLLM's layers, in plain torch; and vLLM's own classes, where that can be imported, on its CPU platform."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+from conftest import ROOT, distance
+
+import nibble
+
+torch = pytest.importorskip("torch")
+import nibble.torch as nt  # noqa: E402
+import nibble.vllm  # noqa: E402
+from nibble.vllm import _weights  # noqa: E402
+
+N, K, G = 64, 256, 64
+HALF, NEAR = torch.float16, 2e-3
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def words(codes, bits, dim):
+    """32 / bits codes a word along `dim`, the first one in the lowest bits."""
+    grouped = codes.long().movedim(dim, -1).unflatten(-1, (-1, 32 // bits))
+    packed = sum(grouped[..., i] << (bits * i) for i in range(32 // bits))
+    return (packed - ((packed >> 31) << 32)).to(torch.int32).movedim(-1, dim).contiguous()
+
+
+class Grouped:
+    """Random codes, scales and zero points of W[N,K], and the W that they are."""
+
+    def __init__(self, bits=4, zeros=False, group=G, act_order=False):
+        groups = K // group if group > 0 else 1
+        self.codes = torch.randint(0, 1 << bits, (N, K))
+        self.zeros = torch.randint(0, 1 << bits, (N, groups)) if zeros else None
+        self.scales = (torch.rand(N, groups) * 0.1 + 0.01).half()
+        self.g_idx = (torch.arange(K) // (K // groups))[torch.randperm(K) if act_order else torch.arange(K)]
+        zero = self.zeros[:, self.g_idx] if zeros else 1 << (bits - 1)
+        self.w = (self.codes - zero).float() * self.scales.float()[:, self.g_idx]
+
+
+def linear(packed, x, n, bias=None):
+    return torch.ops.nibble.linear(x, packed, n, bias, "none", None)
+
+
+def int8():
+    return torch.randint(-128, 128, (N, K), dtype=torch.int8)
+
+
+def fp8():
+    return torch.randn(N, K).to(torch.float8_e4m3fn)
+
+
+def dequantized(x, act_scheme, scale=None, zero=0):
+    """What x becomes as codes, as floats."""
+    codes, scales, zeros = nibble.quantize_activations(x, act_scheme, scale=scale, zero=zero)
+    codes = codes.float() - (zero if zeros is None else zeros.unsqueeze(-1))
+    return codes * (scale if scales is None else scales.unsqueeze(-1))
+
+
+# --- the tensors, without vLLM --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("group", [G, -1])
+@pytest.mark.parametrize("act_order", [False, True])
+def test_groups(bits, zeros, group, act_order):
+    layer = Grouped(bits, zeros, group, act_order)
+    zero_point = words(layer.zeros, bits, 0) if zeros else None
+    g_idx = layer.g_idx.int() if act_order else None
+    q = _weights.grouped(words(layer.codes, bits, 1), layer.scales, zero_point, g_idx, n=N, k=K, bits=bits, group_size=group)
+    assert q.scheme == _weights.grouped_scheme(bits, 0 if zeros else 1 << (bits - 1), zeros, group, K, K)
+    packed = _weights.pack(q, torch.device("cpu"), HALF)
+    assert packed.dtype == torch.uint8 and packed.ndim == 1 and nt.from_tensor(packed).a_dtype == "f16"
+    assert torch.equal(torch.ops.nibble.dequantize(packed, N, K, torch.float32), layer.w)
+    x, bias = torch.randn(3, K).half(), torch.randn(N).half()
+    assert distance(linear(packed, x, N, bias).float(), x.float() @ layer.w.T + bias.float()) < NEAR
+
+
+def test_groups_that_are_refused():
+    with pytest.raises(nibble.Unsupported, match="weights of 4 bits less 0 without zero points.*less 8"):
+        _weights.grouped_scheme(4, 0, False, G, K, K)
+    with pytest.raises(nibble.Unsupported, match="groups of 128 input channels, of which this rank has 192 of 768.*tensor_parallel_size"):
+        _weights.grouped_scheme(4, 8, False, 128, 192, 768)
+    assert _weights.grouped_scheme(4, 8, False, 768, 192, 768) == "u4b8c"
+    with pytest.raises(nibble.Unsupported, match="torch.int8.*float16, bfloat16"):
+        _weights.a_dtype(torch.int8)
+
+
+@pytest.mark.parametrize("make", [int8, fp8])
+@pytest.mark.parametrize("scales", [1, 2, N])
+@pytest.mark.parametrize("static", [False, True])
+def test_codes(make, scales, static):
+    weight, scale = make(), torch.rand(scales) * 0.1 + 0.01
+    widths = [N // 4, N - N // 4]  # of two layers that are joined
+    zeros = make is int8
+    act_scheme = f"{'s8z' if zeros else 'e4m3'}{'t' if static else 'r'}"
+    a_scale, a_zero = torch.tensor([0.03]), torch.tensor([-7], dtype=torch.int8) if zeros else None
+    q = _weights.codes(weight, scale, widths=widths, static=(a_scale, a_zero) if static else None)
+    spread = scale.repeat_interleave(torch.tensor(widths)) if scales == 2 else scale
+    w = weight.float() * spread.unsqueeze(-1)
+    packed = _weights.pack(q, torch.device("cpu"), HALF, act_scheme)
+    assert torch.equal(torch.ops.nibble.dequantize(packed, N, K, torch.float32), w)
+    x = torch.randn(3, K).half()
+    known = {"scale": float(a_scale), "zero": -7 if zeros else 0} if static else {}
+    assert distance(linear(packed, x, N).float(), dequantized(x, act_scheme, **known) @ w.T) < NEAR
+
+
+def test_codes_of_joined_layers():
+    weight, scale = int8(), torch.rand(N)
+    assert _weights.codes(weight, scale, static=(torch.tensor([0.02, 0.03]), None)).static_acts == (pytest.approx(0.03), 0)
+    with pytest.raises(nibble.Unsupported, match="zero points .1, 2.; nibble takes one of each"):
+        _weights.codes(weight, scale, static=(torch.tensor([0.02, 0.02]), torch.tensor([1, 2])))
+    with pytest.raises(nibble.InvalidArgument, match="weight_scale has shape .3.*takes 1 or 64 scales"):
+        _weights.codes(weight, torch.rand(3), widths=[N // 2, N // 2])
+    assert _weights.codes(fp8(), scale, limit=torch.tensor(2.5)).act_limit == 2.5
+
+
+def test_blocks():
+    n, k = 192, 320  # blocks at the edges are smaller
+    weight, scale = torch.randn(n, k).to(torch.float8_e4m3fn), torch.rand(2, 3) + 0.1
+    q = _weights.blocks(weight, scale, (128, 128))
+    w = weight.float() * scale.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+    packed = _weights.pack(q, torch.device("cpu"), torch.bfloat16, "e4m3g128")
+    assert torch.equal(torch.ops.nibble.dequantize(packed, n, k, torch.float32), w)
+    x = torch.randn(3, k).bfloat16()
+    y = linear(packed, x, n)
+    assert y.dtype == torch.bfloat16 and distance(y.float(), x.float() @ w.T) < 0.05
+
+
+@pytest.mark.parametrize("scheme", ["u4b8g128", "u4zg64", "u8b128c", "u3b4g128", "s8c", "e4m3t", "e4m3c", "e4m3b128x128"])
+def test_what_is_taken(scheme):
+    assert _weights.refusal(scheme, K, HALF, backend="cpu") == ""
+    assert _weights.refusal(scheme, K, torch.int8, backend="cpu").startswith("activations of torch.int8")
+
+
+def test_what_is_refused():
+    assert "groups" in _weights.refusal("u4b8g48", 480, HALF, "s8g128", backend="cpu")
+    assert "only the reference kernel, which is slow" in _weights.refusal("e4m3c", K, HALF, "s8r", backend="cpu")
+    if nibble.doctor()["gpu"] is None:
+        assert _weights.refusal("u4b8g128", K, HALF) == _weights.refusal("u4b8g128", K, HALF, backend="cuda") != ""
+
+
+def test_the_entry_point():
+    tomllib = pytest.importorskip("tomllib")
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["vllm.general_plugins"]
+    assert points == {"nibble": "nibble.vllm:register"} and callable(nibble.vllm.register)
+
+
+def test_the_switch(monkeypatch):
+    monkeypatch.setenv("NIBBLE_VLLM", "no")
+    with pytest.raises(nibble.InvalidArgument, match="NIBBLE_VLLM is 'no'; write 1 .* 0"):
+        nibble.vllm.register()
+
+
+# --- vLLM's classes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """nibble.vllm._kernels, registered for the CPU of a vLLM whose platform that is."""
+    pytest.importorskip("vllm", exc_type=ImportError)
+    import vllm.platforms
+    from vllm.platforms.cpu import CpuPlatform
+
+    vllm.platforms._current_platform = CpuPlatform()
+    from nibble.vllm import _kernels
+
+    _kernels.register(_kernels.PlatformEnum.CPU)
+    return _kernels
+
+
+@pytest.fixture
+def rank(kernels, monkeypatch):
+    """Says which rank of how many this process is, as parameters are made for and loaded."""
+    from vllm.model_executor import parameter
+
+    def be(rank, ranks):
+        monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: rank)
+        monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: ranks)
+
+    be(0, 1)
+    return be
+
+
+def grouped_config(kernels, *, k=K, whole_k=None, bits=4, group=128, zeros=False, act_order=False, dtype=HALF, weight_type=None):
+    from vllm.scalar_type import scalar_types
+
+    fields = {field.name for field in dataclasses.fields(kernels.MPLinearLayerConfig)}
+    return kernels.MPLinearLayerConfig(
+        full_weight_shape=(whole_k or k, N), partition_weight_shape=(k, N), act_type=dtype, group_size=group, zero_points=zeros,
+        weight_type=getattr(scalar_types, weight_type or (f"uint{bits}" if zeros else f"uint{bits}b{1 << (bits - 1)}")),
+        **({"has_g_idx": act_order} if "has_g_idx" in fields else {}),
+    )  # fmt: skip
+
+
+def test_signatures(kernels):
+    """A method that takes the place of vLLM's is called as that is."""
+    for _, kernel, _ in kernels._KERNELS:
+        assert not inspect.isabstract(kernel)
+        base = kernel.__mro__[1]
+        for name in [name for name in vars(kernel) if hasattr(base, name) and callable(getattr(base, name)) and not name.startswith("__")]:
+            ours, theirs = (inspect.signature(getattr(owner, name)).parameters.values() for owner in (kernel, base))
+            assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs], f"{kernel.__name__}.{name}"
+
+
+def test_registration(kernels, monkeypatch):
+    platform = kernels.PlatformEnum.CPU
+    lists = {kind: getattr(kernels.linear, name)[platform] for kind, _, name in kernels._KERNELS}
+    before = {kind: list(kernels_) for kind, kernels_ in lists.items()}
+    for kind, kernel, _ in kernels._KERNELS:
+        if kind == "fp8_block" and '"fp8_block"' not in inspect.getsource(kernels.register_linear_kernel):
+            assert kernel not in lists[kind]  # this vLLM has no hook for them
+        else:
+            assert lists[kind][0] is kernel and lists[kind].count(kernel) == 1 and len(lists[kind]) > 1
+    kernels.register(platform)
+    assert before == lists
+    from vllm import envs
+
+    assert envs.compile_factors()["NIBBLE_VLLM"] == nibble.__version__
+    monkeypatch.setenv("NIBBLE_VLLM", "0")
+    nibble.vllm.register()
+    cuda = kernels.linear._POSSIBLE_KERNELS[kernels.PlatformEnum.CUDA]
+    assert kernels.NibbleLinearKernel not in cuda
+    monkeypatch.setenv("NIBBLE_VLLM", "1")
+    monkeypatch.setitem(kernels.linear._POSSIBLE_KERNELS, kernels.PlatformEnum.CUDA, list(cuda))
+    nibble.vllm.register()
+    assert kernels.linear._POSSIBLE_KERNELS[kernels.PlatformEnum.CUDA] == [kernels.NibbleLinearKernel, *cuda]
+
+
+def test_selection(kernels, monkeypatch):
+    choose = kernels.linear.choose_mp_linear_kernel
+    for options in ({}, {"bits": 8, "group": -1}, {"zeros": True}, {"k": 3 * K, "group": 96}, {"dtype": torch.bfloat16}, {"bits": 3}):
+        assert choose(grouped_config(kernels, **options)) is kernels.NibbleLinearKernel
+    with pytest.raises(ValueError, match=f"NibbleLinearKernel cannot implement due to: .*this rank has {K - 32} of {4 * K - 128}:"):
+        choose(grouped_config(kernels, k=K - 32, whole_k=4 * K - 128, bits=8))
+    for weight_type in ("int4", "float4_e2m1f", "uint4"):
+        taken, reason = kernels.NibbleLinearKernel.can_implement(grouped_config(kernels, weight_type=weight_type))
+        assert not taken and "nibble takes" in reason
+    config = grouped_config(kernels, act_order=True, k=K, whole_k=2 * K)
+    if hasattr(config, "has_g_idx"):
+        assert choose(grouped_config(kernels, act_order=True)) is kernels.NibbleLinearKernel
+        taken, reason = kernels.NibbleLinearKernel.can_implement(config)
+        assert not taken and "act-order, of which this rank has 256 of 512 input channels" in reason
+    monkeypatch.setattr(kernels.envs, "VLLM_BATCH_INVARIANT", True)
+    taken, reason = kernels.NibbleLinearKernel.can_implement(grouped_config(kernels))
+    assert not taken and "VLLM_BATCH_INVARIANT" in reason
+    monkeypatch.undo()
+    monkeypatch.setattr(kernels.envs, "VLLM_DISABLED_KERNELS", ["NibbleLinearKernel"])
+    assert choose(grouped_config(kernels, k=512)) is not kernels.NibbleLinearKernel
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, prefix="model.layers.0.mlp.down_proj"):
+        super().__init__()
+        self.prefix, self.logical_widths = prefix, [N]
+
+
+def created(method, k=K, whole_k=None, widths=(N,)):
+    layer = Layer()
+    method.create_weights(
+        layer=layer, input_size_per_partition=k, output_partition_sizes=list(widths), input_size=whole_k or k, output_size=N, params_dtype=HALF,
+        weight_loader=lambda *args: None,
+    )  # fmt: skip
+    return layer
+
+
+def load(layer, **tensors):
+    """By the loaders of vLLM's parameters, which take this rank's input channels."""
+    for name, tensor in tensors.items():
+        parameter = getattr(layer, name)
+        loader = getattr(parameter, "load_row_parallel_weight", None)
+        if tensor is not None:
+            (loader or parameter.data.copy_)(tensor)
+
+
+def check(layer, apply, w, held, freed=(), near=NEAR, x_of=lambda x: x.float()):
+    """One tensor of bytes is left; what it computes, eagerly and compiled, is the product with w."""
+    assert getattr(layer, held).dtype == torch.uint8 and getattr(layer, held).ndim == 1
+    assert all(getattr(layer, name) is None for name in freed)
+    x, bias = torch.randn(2, 3, w.shape[1]).half(), torch.randn(w.shape[0]).half()
+    exact = x_of(x.flatten(0, 1)).unflatten(0, (2, 3)) @ w.T
+    torch._dynamo.reset()  # each layer is another graph
+    for call in (apply, torch.compile(apply, fullgraph=True, backend="eager")):
+        with torch.inference_mode():
+            y, without = call(layer, x, bias), call(layer, x, None)
+        assert type(y) is torch.Tensor and y.dtype == HALF and distance(without.float(), exact) < near and distance(y.float(), exact + bias.float()) < near
+
+
+def gptq(bits=4, group=G, act_order=False, monkeypatch=None):
+    from vllm.model_executor.layers.quantization import auto_gptq
+
+    monkeypatch.setattr(auto_gptq, "verify_marlin_supported", lambda **_: None)  # which asks for a GPU
+    config = auto_gptq.AutoGPTQConfig(bits, group, act_order, True, False, {}, {})
+    return auto_gptq.AutoGPTQLinearMethod(config)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, G), (8, G), (4, -1)])
+def test_gptq(kernels, rank, monkeypatch, bits, group):
+    weight, method = Grouped(bits, group=group), gptq(bits, group, monkeypatch=monkeypatch)
+    layer = created(method)
+    load(layer, qweight=words(weight.codes.T, bits, 0), scales=weight.scales.T)
+    method.process_weights_after_loading(layer)
+    assert type(method.kernel) is kernels.NibbleLinearKernel
+    check(layer, method.apply, weight.w, "qweight", ("scales", "qzeros"))
+
+
+def test_gptq_act_order(kernels, rank, monkeypatch):
+    if "has_g_idx" not in {field.name for field in dataclasses.fields(kernels.MPLinearLayerConfig)}:
+        pytest.skip("this vLLM refuses act-order itself")
+    weight, method = Grouped(act_order=True), gptq(act_order=True, monkeypatch=monkeypatch)
+    layer = created(method)
+    load(layer, qweight=words(weight.codes.T, 4, 0), scales=weight.scales.T, g_idx=weight.g_idx.int())
+    method.process_weights_after_loading(layer)
+    check(layer, method.apply, weight.w, "qweight", ("scales", "qzeros", "g_idx"))
+
+
+def test_awq(kernels, rank):
+    from vllm.model_executor.layers.quantization import auto_awq
+
+    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # the code of each nibble
+    weight = Grouped(zeros=True)
+    config = auto_awq.AutoAWQConfig(4, G, True, False, [], {})
+    method = auto_awq.AutoAWQMarlinLinearMethod(config)
+    layer = created(method)
+    qweight, qzeros = (words(t.T.unflatten(1, (-1, 8))[..., order].flatten(1), 4, 1) for t in (weight.codes, weight.zeros))
+    load(layer, qweight=qweight, qzeros=qzeros, scales=weight.scales.T)
+    method.process_weights_after_loading(layer)
+    check(layer, method.apply, weight.w, "qweight", ("scales", "qzeros"))
+
+
+def wna16(bits, zeros, group, **options):
+    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsWNA16
+
+    strategy = "channel" if group == -1 else "group"
+    return CompressedTensorsWNA16(strategy, bits, None if group == -1 else group, symmetric=not zeros, **options)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("group", [G, -1])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_compressed_tensors(kernels, rank, bits, zeros, group, ranks):
+    """Also as the second of two ranks, which has the second half of the input channels."""
+    rank(ranks - 1, ranks)
+    weight, method = Grouped(bits, zeros, group), wna16(bits, zeros, group)
+    layer = created(method, K // ranks, K)
+    zero_point = {"weight_zero_point": words(weight.zeros, bits, 0)} if zeros else {}
+    load(layer, weight_packed=words(weight.codes, bits, 1), weight_scale=weight.scales, **zero_point)
+    method.process_weights_after_loading(layer)
+    freed = ("weight_scale", "weight_zero_point") if zeros else ("weight_scale",)
+    check(layer, method.apply_weights, weight.w[:, K - K // ranks :], "weight_packed", freed)
+
+
+def test_a_weight_that_cannot_be_read(kernels, rank):
+    method = wna16(4, False, G)
+    layer = created(method)
+    load(layer, weight_packed=words(torch.zeros(N, K), 4, 1), weight_scale=torch.ones(N, K // G).half())
+    layer.weight_scale.data = layer.weight_scale.data[:, :3]
+    with pytest.raises(nibble.Error, match="model.layers.0.mlp.down_proj: .*VLLM_DISABLED_KERNELS=NibbleLinearKernel"):
+        method.process_weights_after_loading(layer)
+    assert layer.weight_packed.dtype == torch.int32 and layer.weight_scale.shape == (N, 3)
+
+
+def test_a_weight_that_is_loaded_anew(kernels, vllm_config):
+    """vLLM copies it into the memory of the first one, whose header a captured graph has read."""
+
+    def load_into(layer, codes, static):
+        layer.weight, layer.weight_scale, layer.input_scale = parameter(codes.t()), parameter(torch.tensor(0.05)), parameter(static)
+        kernel.process_weights_after_loading(layer)
+
+    kernel, layer = fp8_kernel("kFp8StaticTensorSym", "kFp8StaticTensorSym"), Layer()
+    load_into(layer, fp8(), torch.tensor(0.02))
+    codes, held, x = fp8(), layer.weight, torch.randn(3, K).half()
+    load_into(layer, codes, torch.tensor(0.02))
+    held.data.copy_(layer.weight)
+    layer.weight = held
+    assert distance(kernel.apply_weights(layer, x).float(), dequantized(x, "e4m3t", scale=0.02) @ codes.float().T * 0.05) < NEAR
+    with pytest.raises(nibble.Unsupported, match="down_proj: .*another static scale.*restart vLLM"):
+        load_into(layer, codes, torch.tensor(0.03))
+
+
+@pytest.mark.parametrize("strategy", ["channel", "tensor"])
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_int8(kernels, rank, strategy, static, symmetric):
+    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsW8A8Int8
+
+    widths = [N // 4, N - N // 4]
+    method = CompressedTensorsW8A8Int8(strategy, static, symmetric)
+    layer = created(method, widths=widths)
+    weight, scale = int8(), torch.rand(N, 1) * 0.01 + 0.001 if strategy == "channel" else torch.rand(2) * 0.01 + 0.001
+    layer.weight.data.copy_(weight)
+    layer.weight_scale.data.copy_(scale)
+    known = {}
+    if static:
+        layer.input_scale.data.fill_(0.03)
+        known = {"scale": float(layer.input_scale), "zero": 0 if symmetric else -7}
+        if not symmetric:
+            layer.input_zero_point.data.fill_(-7)
+    method.process_weights_after_loading(layer)
+    assert type(method.kernel) is kernels.NibbleInt8LinearKernel
+    spread = scale if strategy == "channel" else scale.repeat_interleave(torch.tensor(widths)).unsqueeze(-1)
+    act_scheme = f"s8{'' if symmetric else 'z'}{'t' if static else 'r'}"
+    check(
+        layer, method.apply_weights, weight.float() * spread, "weight", ("weight_scale",), x_of=lambda x: dequantized(x, act_scheme, **known)
+    )
+
+
+@pytest.fixture
+def vllm_config(kernels):
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    with set_current_vllm_config(VllmConfig()):
+        yield
+
+
+def fp8_kernel(weight_key, activation_key, shape=(N, K)):
+    from vllm.model_executor.kernels.linear import init_fp8_linear_kernel
+    from vllm.model_executor.layers.quantization.utils import quant_utils
+
+    return init_fp8_linear_kernel(
+        getattr(quant_utils, activation_key), getattr(quant_utils, weight_key), weight_shape=shape, input_dtype=HALF, out_dtype=HALF
+    )
+
+
+def parameter(tensor):
+    return torch.nn.Parameter(tensor, requires_grad=False)
+
+
+@pytest.mark.parametrize("weights", ["Tensor", "Channel", "Token"])  # FBGEMM's layers say Token for a row of W
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("name", ["o_proj", "kv_b_proj"])
+def test_fp8(kernels, vllm_config, weights, static, name):
+    from vllm.model_executor.layers.quantization.utils import fp8_utils
+
+    kernel = fp8_kernel(f"kFp8Static{weights}Sym", "kFp8StaticTensorSym" if static else "kFp8DynamicTokenSym")
+    assert type(kernel) is kernels.NibbleFp8LinearKernel and kernel.input_quant_key() is None
+    layer, codes = Layer(f"model.layers.0.self_attn.{name}"), fp8()
+    scale = torch.rand(N, 1) * 0.1 + 0.01 if weights != "Tensor" else torch.tensor(0.05)
+    weight, scale, _ = fp8_utils.process_fp8_weight_channel_strategy(codes, scale)
+    layer.weight, layer.weight_scale = parameter(weight if weight.shape == (K, N) else weight.t()), parameter(scale)  # older ones leave [N,K]
+    layer.input_scale = parameter(torch.tensor(0.02)) if static else None
+    kernel.process_weights_after_loading(layer)
+    w, act_scheme = codes.float() * scale, "e4m3t" if static else "e4m3r"
+    known = {"scale": float(layer.input_scale)} if static else {}
+    kept = name == "kv_b_proj"  # vLLM reads it
+    assert torch.equal(layer.weight.float(), codes.T.float()) if kept else layer.weight.dtype == torch.uint8
+    held = "nibble_packed" if kept else "weight"
+    check(layer, kernel.apply_weights, w, held, () if kept else ("weight_scale",), x_of=lambda x: dequantized(x, act_scheme, **known))
+    a, a_scale = torch.randn(3, K).to(torch.float8_e4m3fn), torch.rand(1 if static else 3) + 0.1
+    y = kernel.apply_scaled_mm(
+        A=a, B=getattr(layer, held), out_dtype=HALF, As=a_scale.unsqueeze(-1), Bs=scale, bias=None, output_shape=[3, N]
+    )
+    assert y.shape == (3, N) and distance(y.float(), (a.float() * a_scale.unsqueeze(-1)) @ w.T) < NEAR
+
+
+def test_fp8_that_is_refused(kernels, vllm_config):
+    config = kernels.FP8ScaledMMLinearLayerConfig
+    from vllm.model_executor.layers.quantization.utils import quant_utils
+
+    for weight, activation in (("kFp8StaticTensorSym", "kFp8DynamicTensorSym"), ("kFp8Static128BlockSym", "kFp8DynamicTokenSym")):
+        keys = getattr(quant_utils, weight), getattr(quant_utils, activation)
+        taken, reason = kernels.NibbleFp8LinearKernel.can_implement(config(*keys, (N, K), HALF, HALF))
+        assert not taken and "nibble takes float8_e4m3fn per t" in reason
+    keys = quant_utils.kFp8Static128BlockSym, quant_utils.kFp8DynamicTokenSym
+    taken, reason = kernels.NibbleFp8BlockLinearKernel.can_implement(config(*keys, (N, K), HALF, HALF))
+    assert not taken and "in groups of channels" in reason
+
+
+@pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv"])
+@pytest.mark.parametrize("kind", ["float32", "float8_e8m0fnu"])
+def test_fp8_blocks(kernels, vllm_config, name, kind):
+    n, k = 192, 320
+    keys = ("kFp8Static128BlockSym", "kFp8Dynamic128Sym")
+    from vllm.model_executor.layers.quantization.utils import quant_utils
+
+    config = kernels.FP8ScaledMMLinearLayerConfig(*(getattr(quant_utils, key) for key in keys), (n, k), HALF, HALF)
+    kernel = kernels.NibbleFp8BlockLinearKernel(config)
+    assert kernel.can_implement(config) == (True, None)
+    if '"fp8_block"' in inspect.getsource(kernels.register_linear_kernel):
+        assert type(fp8_kernel(*keys, (n, k))) is kernels.NibbleFp8BlockLinearKernel
+    codes, scale = torch.randn(n, k).to(torch.float8_e4m3fn), (torch.rand(2, 3) * 0.1 + 0.01).to(getattr(torch, kind))
+    layer = Layer()
+    layer.weight = parameter(codes)
+    setattr(layer, name, parameter(scale))
+    kernel.process_weights_after_loading(layer)
+    w = codes.float() * scale.float().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+    check(layer, kernel.apply_weights, w, "weight", (name,), near=0.05)

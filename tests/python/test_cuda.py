@@ -300,6 +300,7 @@ def test_layers_of_vllm_in_a_graph(torch):
     bias, pool = torch.randn(512, device="cuda").half(), torch.cuda.graph_pool_handle()
     for packed, w, scheme, act in layers:
         assert packed.is_cuda and _weights.refusal(scheme, 512, torch.float16, act) == ""
+        torch._dynamo.reset()  # each layer is another graph
         run = torch.compile(lambda x, packed=packed: torch.ops.nibble.linear(x, packed, 512, bias, "none", None), backend="eager", fullgraph=True)
         captured = []
         with torch.inference_mode():

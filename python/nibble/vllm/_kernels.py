@@ -1,7 +1,7 @@
 """The classes that vLLM chooses from, each for one of its kinds of quantized layers. Needs vLLM.
 
 A layer's weight is packed once, after loading, into one tensor of bytes, which takes the place of the layer's weight parameter; the other
-parameters of the weight are set to None. A call is the operator torch.ops.nibble.linear.
+parameters of the weight are left empty. A call is the operator torch.ops.nibble.linear.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ try:
     from vllm.model_executor.kernels import linear
     from vllm.model_executor.kernels.linear import register_linear_kernel
 except ImportError as problem:
-    raise ImportError(f"vLLM {vllm.__version__} has no register_linear_kernel; nibble.vllm needs 0.20 or later") from problem
+    raise ImportError(f"vLLM {vllm.__version__} has no register_linear_kernel; nibble.vllm is tested with 0.24 and 0.33") from problem
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.model_executor.kernels.linear import (
@@ -60,13 +60,15 @@ def _hold(
     Raises what reading and packing do, with the name of the layer. vLLM copies reloaded weights into the memory of the first ones, whose
     header has been read: Unsupported where it differs.
     """
+    where = getattr(layer, "prefix", "") or type(layer).__name__
     try:
+        if where.endswith("wo_a"):
+            raise Unsupported("DeepSeek-V4 multiplies by the weight of wo_a itself, as vLLM's own kernels leave it")
         packed = _weights.pack(read(), device, dtype, act_scheme)
         header = nt._header(packed)
         if layer.__dict__.setdefault("_nibble_header", header) != header:
             raise Unsupported("the weight that is loaded anew has another static scale, limit or act-order than the first; restart vLLM with it")
     except nibble.Error as problem:
-        where = getattr(layer, "prefix", "") or type(layer).__name__
         raise type(problem)(f"{where}: {problem}; VLLM_DISABLED_KERNELS={type(kernel).__name__} leaves such layers to vLLM") from None
     parameter = nn.Parameter(packed, requires_grad=False)
     if getattr(layer, name, None) is None:
@@ -75,7 +77,7 @@ def _hold(
         replace_parameter(layer, name, parameter)
     for other in others:
         if other is not None and getattr(layer, other, None) is not None:
-            setattr(layer, other, None)
+            replace_parameter(layer, other, nn.Parameter(getattr(layer, other).data.new_empty(0), requires_grad=False))
 
 
 def _supported() -> tuple[bool, str | None]:
@@ -122,7 +124,7 @@ class NibbleLinearKernel(MPLinearKernel):
         g_idx = getattr(self, "w_gidx_name", None) if getattr(c, "has_g_idx", False) else None
         weight, scale = (self._rows(getattr(layer, name)) for name in (self.w_q_name, self.w_s_name))
         zero_point = self._rows(getattr(layer, self.w_zp_name)) if c.zero_points and self.w_zp_name is not None else None
-        group = -1 if c.group_size == c.full_weight_shape[0] else c.group_size
+        group = -1 if c.group_size == k else c.group_size
         order = None if g_idx is None else getattr(layer, g_idx)
         read = functools.partial(
             _weights.grouped, weight, scale, zero_point, order, n=n, k=k, bits=c.weight_type.size_bits, group_size=group
@@ -156,7 +158,7 @@ class NibbleInt8LinearKernel(Int8ScaledMMLinearKernel):
     def _act_scheme(c: Int8ScaledMMLinearLayerConfig) -> str:
         return ("s8" if c.input_symmetric else "s8z") + ("t" if c.is_static_input_scheme else "r")
 
-    def process_weights_after_loading(self, layer: nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         c = self.config
         weight, scale, input_scale, input_zero, _ = self._get_layer_params(layer)
         static = (input_scale, None if c.input_symmetric else input_zero) if c.is_static_input_scheme else None
@@ -164,7 +166,7 @@ class NibbleInt8LinearKernel(Int8ScaledMMLinearKernel):
         # While vLLM loads, the default type is the model's.
         _hold(self, layer, read, weight.device, torch.get_default_dtype(), self._act_scheme(c), *self.layer_param_names[:2])
 
-    def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         packed = getattr(layer, self.layer_param_names[0])
         return torch.ops.nibble.linear(x, packed, sum(layer.logical_widths), bias, "none", None)
 

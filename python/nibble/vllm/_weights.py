@@ -28,20 +28,18 @@ def a_dtype(dtype: torch.dtype) -> str:
 def grouped_scheme(bits: int, bias: int, zero_points: bool, group_size: int, k: int, whole_k: int) -> str:
     """What vLLM calls uint4b8 with a group size, -1 for one group: "u4b8g128". k: this rank's input channels, of whole_k.
 
-    Raises Unsupported for types that are no scheme, and for groups that are spread over ranks.
+    Raises Unsupported for types that are no scheme, and for groups that do not divide K.
     """
     middle = 1 << (bits - 1)
     if not 2 <= bits <= 8 or bias != (0 if zero_points else middle):
         kind = "with zero points" if zero_points else "without zero points"
         raise Unsupported(f"weights of {bits} bits less {bias} {kind}; nibble takes 2 to 8 bits less {middle}, or with zero points")
-    codes = f"u{bits}z" if zero_points else f"u{bits}b{bias}"
-    if group_size in (-1, whole_k):
+    codes = f"u{bits}z" if zero_points else f"u{bits}b{middle}"
+    if group_size in (-1, k):
         return f"{codes}c"
     if group_size <= 0 or k % group_size != 0:
-        raise Unsupported(
-            f"groups of {group_size} input channels, of which this rank has {k} of {whole_k}: they are no whole groups; use another "
-            "tensor_parallel_size"
-        )
+        part = "" if k == whole_k else f", this rank's part of {whole_k}; use another tensor_parallel_size"
+        raise Unsupported(f"groups of {group_size} input channels do not divide {k}{part}")
     return f"{codes}g{group_size}"
 
 

@@ -18,7 +18,7 @@ HAS = {
                       "usr/lib/cmake/nibble/nibbleConfigVersion.cmake", "usr/lib/cmake/nibble/nibbleTargets.cmake",
                       "usr/lib/cmake/nibble/nibbleSharedTargets.cmake", "usr/lib/pkgconfig/nibble.pc",
                       "usr/lib/pkgconfig/nibble-static.pc"},
-    "nibble-tools": {"usr/bin/nibble", "usr/share/man/man1/nibble.1", "usr/share/bash-completion/completions/nibble",
+    "nibble-tools": {"usr/bin/nibble", "usr/share/man/man1/nibble.1.gz", "usr/share/bash-completion/completions/nibble",
                      "usr/share/zsh/vendor-completions/_nibble", "usr/share/fish/vendor_completions.d/nibble.fish"},
 }
 
@@ -32,7 +32,7 @@ def run(*command, **options):
 
 def check(package, deb):
     files = [line.split()[5][2:] for line in run("dpkg-deb", "-c", deb).splitlines() if not line.startswith("d")]
-    for pattern in HAS[package] | {f"usr/share/doc/{package}/copyright"}:
+    for pattern in HAS[package] | {f"usr/share/doc/{package}/{name}" for name in ("copyright", "changelog.gz")}:
         if not any(re.fullmatch(pattern, file) for file in files):
             sys.exit(f"{package} has no {pattern}:\n" + "\n".join(files))
     for other in HAS.keys() - {package}:  # nothing is in two packages

@@ -1,0 +1,21 @@
+# CPack runs this where the files of each component lie, before they become packages: what Debian has and `cmake --install` has not.
+string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC)  # of SOURCE_DATE_EPOCH, where that is set
+foreach(component IN LISTS CPACK_COMPONENTS_ALL)
+  string(TOUPPER ${component} upper)
+  set(package ${CPACK_DEBIAN_${upper}_PACKAGE_NAME})
+  set(share ${CPACK_TEMPORARY_INSTALL_DIRECTORY}/${component}${CPACK_PACKAGING_INSTALL_PREFIX}/share)
+  set(changelog ${share}/doc/${package}/changelog)
+  file(WRITE ${changelog} "nibble (${CPACK_PACKAGE_VERSION}) unstable; urgency=medium\n\n"
+       "  * What changed is in CHANGELOG.md of the source.\n\n -- ${CPACK_PACKAGE_CONTACT}  ${date}\n")
+  set(pages)
+  if(component STREQUAL "tools")
+    file(GLOB pages ${share}/man/man1/*.1)
+  endif()
+  foreach(file IN LISTS changelog pages)
+    file(ARCHIVE_CREATE OUTPUT ${file}.gz PATHS ${file} FORMAT raw COMPRESSION GZip COMPRESSION_LEVEL 9)
+    file(REMOVE ${file})
+  endforeach()
+  if(EXISTS ${CMAKE_CURRENT_LIST_DIR}/${package}.lintian-overrides)
+    configure_file(${CMAKE_CURRENT_LIST_DIR}/${package}.lintian-overrides ${share}/lintian/overrides/${package} COPYONLY)
+  endif()
+endforeach()

@@ -36,15 +36,17 @@ install(FILES ${PROJECT_BINARY_DIR}/nibbleConfig.cmake ${PROJECT_BINARY_DIR}/nib
 
 # Paths relative to the file itself: the prefix may be chosen when installing, and changed after.
 file(RELATIVE_PATH pc_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
-configure_file(cmake/nibble.pc.in ${PROJECT_BINARY_DIR}/nibble.pc @ONLY)
+if(TARGET nibble-shared)
+  configure_file(cmake/nibble.pc.in ${PROJECT_BINARY_DIR}/nibble.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/nibble.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)
+endif()
 # The archive is linked by its file name: beside libnibble.so, -lnibble would be that.
 set(pc_cuda "")
 if(NIBBLE_CUDA)
   set(pc_cuda "-l:${cudart} -ldl -lrt ")  # installed by src/kernels/cuda
 endif()
 configure_file(cmake/nibble-static.pc.in ${PROJECT_BINARY_DIR}/nibble-static.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/nibble.pc ${PROJECT_BINARY_DIR}/nibble-static.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
-        COMPONENT development)
+install(FILES ${PROJECT_BINARY_DIR}/nibble-static.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)
 
 if(TARGET nibble-cli)
   install(TARGETS nibble-cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)

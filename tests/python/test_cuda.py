@@ -271,6 +271,8 @@ def test_a_fused_model(torch, kind):
     assert text.shape == (2, 19)
     there = logits.float().cpu()
     assert distance(model.cpu()(input_ids=ids.cpu(), use_cache=False).logits.float().detach(), there) < 2 * 8 * 10 * 2.0**-11
+
+
 def vllm_layers(torch, device):
     """Packed weights [K,K] of each kind that vLLM's layers have, by the functions that read their tensors, with the W that they are."""
     from nibble.vllm import _weights
@@ -292,7 +294,8 @@ def vllm_layers(torch, device):
 
 
 def test_layers_of_vllm_in_a_graph(torch):
-    """As the engine runs them: once without a graph for each number of tokens, the largest first, and then captured into one pool."""
+    """As the engine runs them: once without a graph for each number of tokens, the largest first, and then captured into one pool. Compiled
+    they give the same; where a capture begins, torch.compile would compile anew."""
     import nibble.torch  # noqa: F401
     from nibble.vllm import _weights
 
@@ -301,8 +304,11 @@ def test_layers_of_vllm_in_a_graph(torch):
     for packed, w, scheme, act in layers:
         assert packed.is_cuda and _weights.refusal(scheme, 512, torch.float16, act) == ""
         torch._dynamo.reset()  # each layer is another graph
-        run = torch.compile(lambda x, packed=packed: torch.ops.nibble.linear(x, packed, 512, bias, "none", None), backend="eager", fullgraph=True)
-        captured = []
+
+        def run(x, packed=packed):
+            return torch.ops.nibble.linear(x, packed, 512, bias, "none", None)
+
+        compiled, captured = torch.compile(run, backend="eager", fullgraph=True), []
         with torch.inference_mode():
             for m in (512, 64, 8, 1):
                 x = torch.randn(m, 512, device="cuda").half()
@@ -314,7 +320,7 @@ def test_layers_of_vllm_in_a_graph(torch):
             for graph, x, y in captured:
                 x.copy_(torch.randn_like(x))
                 graph.replay()
-                assert torch.equal(y, run(x)), (scheme, act, x.shape)
+                assert torch.equal(y, run(x)) and torch.equal(y, compiled(x)), (scheme, act, x.shape)
                 assert distance(y.float().cpu(), x.float().cpu() @ w.T + bias.float().cpu()) < (0.05 if act else 5e-3), (scheme, act, x.shape)
 
 

@@ -83,7 +83,7 @@ Problem problem_for(const Kernel& kernel, const WeightScheme& scheme, std::int64
 bool takes(const Kernel& kernel, const WeightScheme& scheme, std::int64_t n, std::int64_t k, const ActScheme& quantize,
            DType act) {
   const std::int64_t group = scheme.group.k, block = quantize.group.k;
-  if (scheme.is_dense() && quantize.codes != DType::none) return false;  // plans refuse it
+  if (scheme.is_dense() && quantize.codes != DType::none) return false;                    // plans refuse it
   if (block != 0 && group != 0 && group % block != 0 && block % group != 0) return false;  // plans refuse it
   return kernel.accepts(kernel, problem_for(kernel, scheme, n, k, quantize, act)).ok();
 }

@@ -1,12 +1,13 @@
-// RMSNorm and LayerNorm: a CTA has a token, which it reads once and keeps in registers. Where activations are quantized next, it does that too.
+// RMSNorm and LayerNorm: a CTA has a token, which it reads once and keeps in registers. It stores floats, or where they would be quantized
+// next, their codes.
 //
 //   A, norm_add ──load──▶ V vectors of 8 channels a thread ──▶ x = A + norm_add, rounded ──▶ norm_sum
 //   norm_weight ──load──▶ the same channels                    │
 //                                                              ├──▶ mean(x)            layer: over the warp by shuffles, then over
 //                                                              ├──▶ mean((x − mean)²)  the warps in shared memory, in a fixed order
 //                                                              ▼
-//                                       y = (x − mean) · scale · weight + bias ──▶ workspace, or
-//                                                                                                          rounded, quantize_row ──▶ codes
+//                          y = (x − mean) · scale · weight + bias, rounded ──▶ workspace, or
+//                                                                          ──▶ quantize_row ──▶ codes, scales, sums, terms
 //
 // Thread t has vectors t, t + T, … of T threads, so that neighbours read neighbouring bytes. Operands that the previous kernel does not
 // write, weight and bias, are requested together with x: their latency passes behind that of x.

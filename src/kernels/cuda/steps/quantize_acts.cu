@@ -12,10 +12,6 @@
 //   CTA  = one team, or several small ones: x counts a team's threads, y teams. Of the grid x counts CTAs of rows, y parts of a row. So no
 //        division delays the first loads
 //
-// A range is two integers, each a maximum of bits of floats: compared as signed numbers they are ordered from 0 up, as unsigned numbers
-// from −0 down, and NaN and infinity are above all others in each half. So no test for them is needed. For offsets a range need not
-// contain 0: the bits of negative numbers are turned around then, and one maximum is of these integers, the other of their complements.
-//
 // Codes that are given, with their scales, are a type of A: nothing is looked for or rounded. They become what products with gpu_n64k128
 // read, as the codes made here do.
 //

@@ -1,4 +1,8 @@
 // A row of activations in registers, or a part of one, becomes codes: what quantize_acts.cu loads, and norm_rows.cu normalizes.
+//
+// A range is two integers, each a maximum of bits of floats: compared as signed numbers they are ordered from 0 up, as unsigned numbers
+// from −0 down, and NaN and infinity are above all others in each half. So no test for them is needed. For offsets a range need not
+// contain 0: the bits of negative numbers are turned around then, and one maximum is of these integers, the other of their complements.
 #pragma once
 
 #include <algorithm>

@@ -147,7 +147,9 @@ class Tampering : public BenchMachine {
   Result<std::vector<Operator>> operators(const QuantTensor& q, const BenchWork& work) override {
     return cpu_->operators(q, work);
   }
-  Result<std::unique_ptr<Baseline>> baseline(const QuantTensor&, const PackedWeight&) override { return nullptr; }
+  Result<std::unique_ptr<Baseline>> baseline(const QuantTensor&, const PackedWeight&) override {
+    return std::unique_ptr<Baseline>();
+  }
   std::string baseline_description() const override { return "none"; }
 
  private:

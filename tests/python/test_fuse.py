@@ -125,7 +125,7 @@ def test_convert_fuses(ids):
     assert nothing.fused == [] and nothing.fused.left["model.layers.0.self_attn"] == "q_proj is Linear; a QuantLinear without an activation function can be joined"
 
 
-def test_compile_and_export(ids):
+def test_compile(ids):
     model = quantized("Qwen3")
     nt.fuse(model)
     torch.compiler.reset()
@@ -224,6 +224,7 @@ def test_layers_that_cannot_be_joined(ids):
     assert "u4b8g64 and u4b8g32" in left(another_scheme)
     assert left(other_activations) == "act_scheme of q_proj and v_proj is '' and 's8r'"
     assert "g_idx differs" in left(act_order)
+    assert "192 rows end inside a block of 128" in left(lambda model: nt.convert(model, "e4m3b128x128"))
 
 
 def test_what_hooks_would_lose():
@@ -300,6 +301,9 @@ def test_fused_linear_passes_torchs_own_checks(rng):
     torch.library.opcheck(op, (x, joined.packed, 128, "none", False, None, norm.weight, 1e-5, 0.0))
     torch.library.opcheck(op, (x, glu.packed, 64, "gelu_tanh", True, residual, norm.weight, 1e-5, 1.0))
     torch.library.opcheck(op, (x, nt.FusedLinear(parts(rng, names="o")).packed, 64, "none", False, residual, None, 1e-6, 0.0, joined.packed))
+    inputs = x.detach(), residual.detach()
+    exported = torch.export.export(glu, inputs)
+    assert torch.equal(exported.module()(*inputs), glu(*inputs))
     with torch.autocast("cpu", torch.bfloat16):
         y = glu(x, residual)
         assert y.dtype == torch.float32 and glu(x).dtype == torch.bfloat16

@@ -291,6 +291,17 @@ def test_fused_linear(rng, cls, eps, activation, function):
     assert "gate+up, in_features=128, out_features=64, glu=True" in repr(layer)
 
 
+def test_split_gives_what_was_joined(rng):
+    """Also where one part alone has a bias, and where a tensor's scale becomes one for each channel."""
+    for scheme in ("u4zg32", "e4m3t"):
+        two = parts(rng, scheme=scheme)
+        two["up"] = nt._replace(two["up"], bias=rng.standard_normal(64, dtype=np.float32))
+        layer = nt.FusedLinear(two)
+        assert layer.weight.has_bias and layer.split() == two
+        x = torch.randn(3, 128)
+        assert distance(layer(x), torch.cat([nt.QuantLinear(q)(x) for q in two.values()], -1)) < 2 * 128 * 2.0**-24
+
+
 def test_fused_linear_passes_torchs_own_checks(rng):
     torch.manual_seed(0)
     x, residual = torch.randn(2, 3, 128, requires_grad=True), torch.randn(2, 3, 64, requires_grad=True)

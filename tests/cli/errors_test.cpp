@@ -67,7 +67,7 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"bench", "--block", "64,64,4"}, "--block"},
       {{"bench", "--block", "64,64,4,2,0"}, "'0' is not a whole number from 1"},
       {{"bench", "--block", "64,64,4,2,16", "--glu"}, "--block"},
-      {{"bench", "--block", "64,64,4,2,16", "--shapes", awq}, "--block excludes --shapes"},
+      {{"bench", "--block", "64,64,4,2,16", "--shapes", awq}, "--shapes excludes --block"},
       {{"bench", "--block", "64,64,4,2,16", "--calls", "chain"}, "give --backend cuda"},
       {{"bench", "--conv", awq, "-M", "4"}, "--conv excludes -M"},
       {{"bench", "--shapes", awq, "--image-layout", "nhwc"}, "--image-layout requires --conv"},

@@ -3,8 +3,8 @@
 //   A, norm_add ──normalize──▶ norm_sum (the caller's)
 //                              y [M,K] of A's type, rows at multiples of 16 bytes
 //
-// Where a prepare kernel of the variant "norm" follows from y in registers, there is no such step, and y is not stored: its codes have the
-// bits of the two steps.
+// Where a prepare kernel of the variant "norm" normalizes and quantizes, there is no such step and y is not stored; the codes have the bits
+// of the two steps.
 #pragma once
 
 #include "kernels/kernel.hpp"

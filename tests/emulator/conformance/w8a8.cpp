@@ -4,9 +4,5 @@
 #define __shared__ static
 
 #include "kernels/cuda/simt/w8a8.cu"
-#include "kernels/cuda/weights/dequantize_w8.cu"
 
 int nibble::emulator::linear_w8a8_simt(const cuda::W8A8Task& task) { return cuda::linear_w8a8_simt(task, nullptr); }
-int nibble::emulator::dequantize_w8(const cuda::W8Weight& weight, void* out, DType type, std::int64_t stride, bool transposed) {
-  return cuda::dequantize_w8(weight, out, type, stride, transposed, nullptr);
-}

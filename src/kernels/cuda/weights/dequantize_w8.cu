@@ -53,7 +53,7 @@ __device__ inline void store(const Params& p, std::int64_t at, float w) {
 }
 
 __global__ void __launch_bounds__(kThreads) dequantize_w8_kernel(const __grid_constant__ Params p) {
-  __shared__ alignas(16) std::uint8_t codes[gpu_w8::kRecordBytes];
+  __shared__ __align__(16) std::uint8_t codes[gpu_w8::kRecordBytes];
   const gpu_w8::Geometry& geo = p.weight.geometry;
   const int record = static_cast<int>(blockIdx.x % static_cast<unsigned>(geo.records())),
             tile = static_cast<int>(blockIdx.x / static_cast<unsigned>(geo.records()));

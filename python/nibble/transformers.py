@@ -179,7 +179,9 @@ class NibbleQuantizer(HfQuantizer):
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The tensors of the format that was read, else of compressed-tensors; the model's config says so from then on.
 
-        A fused model is written as the layers it was fused of, under their names."""
+        A fused model is written as the layers it was fused of, under their names. Raises Unsupported where experts are quantized, which no
+        format has inside one tensor."""
+        self._refuse_experts(model, "save_pretrained")
         fused = [module for module in model.modules() if isinstance(module, nt._Block)]
         if fused:
             nt.unfuse(model)
@@ -209,6 +211,12 @@ class NibbleQuantizer(HfQuantizer):
             model.config.quantization_config = self.quantization_config = CheckpointConfig(**config)
         return state, {}
 
+    @staticmethod
+    def _refuse_experts(model: Any, what: str) -> None:
+        for name, module in model.named_modules():
+            if isinstance(module, nt.QuantExperts):
+                raise Unsupported(f"{name}: {what} has no form for quantized experts inside one tensor; use the model that they were quantized from")
+
     def _format(self, name: str, scheme: str) -> str:
         writable = {format.name for format in nibble.formats() if format.can_write}
         if self._written.get(name) in writable:
@@ -228,6 +236,7 @@ class NibbleQuantizer(HfQuantizer):
         return True
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        self._refuse_experts(model, "dequantize")
         nt.unfuse(model)
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype  # as save_pretrained leaves it
         for name, layer in [(name, module) for name, module in model.named_modules() if isinstance(module, nt.QuantLinear)]:

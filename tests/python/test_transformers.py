@@ -190,9 +190,12 @@ def test_experts_inside_one_tensor(tmp_path):
     nibble.quantize_checkpoint(tmp_path / "float", tmp_path / "quantized", "u4b8g64")
     with pytest.raises(nibble.Unsupported, match=r"experts\.0\.w1: MixtralForCausalLM keeps its weight inside .*gate_up_proj"):
         load(tmp_path / "quantized")
-    with pytest.warns(UserWarning, match="MixtralExperts is no layer"):
+    with pytest.warns(UserWarning, match="MixtralTopKRouter is no layer"):
         model = load(tmp_path / "float", quantization_config=ours.NibbleConfig("u4b8g64"))
-    assert len(quantized_layers(model)) == 4
+    assert len(quantized_layers(model)) == 4 and isinstance(model.model.layers[0].mlp.experts, nt.QuantExperts)
+    for lose in (lambda: model.save_pretrained(tmp_path / "lost"), model.dequantize):
+        with pytest.raises(nibble.Unsupported, match=r"layers\.0\.mlp\.experts: .* quantized experts"):
+            lose()
 
 
 def facts(checkpoint):

@@ -122,7 +122,7 @@ Result<QuantTensor> checked(Result<QuantTensor> q, std::string_view module, std:
     if (out != nullptr) std::ranges::move(notes, std::back_inserter(*out));
   };
   std::vector<Note> of_scales;
-  note_odd_values(q->scales, "scales", q->groups(), true, of_scales);
+  if (!q->scales.empty()) note_odd_values(q->scales, "scales", q->groups(), true, of_scales);
   if (const auto useless = std::ranges::find(of_scales, Note::Severity::error, &Note::severity); useless != of_scales.end()) {
     const Status status = error(StatusCode::corrupt_data, "{}: {}", module, useless->text);  // it would make its group NaN
     of_scales.erase(useless);

@@ -90,13 +90,13 @@ class QuantExperts(nn.Module):
         )
 
 
-def _activation_of(module: nn.Module) -> tuple[str, dict[str, float]]:
+def activation_of(module: nn.Module) -> tuple[str, dict[str, float]]:
     """The activation of a module's glu by nibble's name, with the limits of a clamped one. Raises Unsupported for another one."""
     if hasattr(module, "alpha") and hasattr(module, "limit"):
         if not math.isclose(module.alpha, 1.702):
             raise Unsupported(f"its glu is x·sigmoid({module.alpha}·x); nibble has 1.702")
         return "quick_gelu", {"glu_limit": float(module.limit), "glu_offset": 1.0}
-    x = torch.linspace(-4, 4, 33)
+    x = torch.linspace(-4, 4, 33, device="cpu")
     wanted = module.act_fn(x)
     for name, function in (("silu", nn.functional.silu), ("gelu_tanh", _gelu_tanh), ("gelu_erf", nn.functional.gelu)):
         if torch.allclose(function(x), wanted, atol=1e-6):
@@ -121,7 +121,7 @@ def from_module(module: nn.Module, scheme: str) -> QuantExperts:
         raise Unsupported(f"its experts are on {module.down_proj.device}, and run on the CPU only")
     if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
         raise Unsupported("its experts have no gate, or a norm of their own")
-    activation, limits = _activation_of(module)
+    activation, limits = activation_of(module)
     act_scheme, weight_scheme = nt._parts(scheme)
 
     def quantized(name: str, apart: bool) -> Any:

@@ -11,6 +11,7 @@ other: besides the packed model there is one layer in memory. save_pretrained wr
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 import pathlib
 import re
@@ -67,12 +68,30 @@ class CheckpointConfig(QuantizationConfigMixin):
         self.__dict__.update(config)
 
 
+def _act_scheme(module: nibble.Module) -> str:
+    """How the checkpoint says that its activations are quantized; "" where they are not."""
+    claimed = module.claimed or ""
+    return _core.act_scheme(claimed) if "_" in claimed else ""
+
+
 class _Unread(nn.Module):
     """In the place of a linear layer until its weight is read from the checkpoint."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
+
+
+class _UnreadExperts(nn.Module):
+    """In the place of the experts of a layer until their weights are read: by tensor of the model, expert and place among those that it joins."""
+
+    def __init__(self, module: nn.Module, of: Any) -> None:
+        super().__init__()
+        if not nt._torch_experts.are_experts(module):
+            raise Unsupported(f"it is inside {type(module).__name__} of {of}, whose experts nibble does not have")
+        self.activation, self.limits = nt._torch_experts.activation_of(module)
+        self.count = module.down_proj.shape[0]
+        self.names: dict[str, dict[tuple[int, int], str]] = {"gate_up_proj": {}, "down_proj": {}}
 
 
 class NibbleQuantizer(HfQuantizer):
@@ -101,8 +120,12 @@ class NibbleQuantizer(HfQuantizer):
             raise Unsupported("nibble reads quantized checkpoints from .safetensors files")
         self._checkpoint = nibble.open(files[0].parent if len(files) > 1 or files[0].name == "model.safetensors" else files[0])
         modules, ignored = dict(model.named_modules()), set(model._keys_to_ignore_on_load_unexpected or ())
-        for name, own in list(self._places(model)):
+        for name, own, inside in list(self._places(model)):
             layer, parent = modules.get(own), own.rpartition(".")[0]
+            if inside is not None:
+                self._place_expert(model, name, own, inside)
+                ignored |= {f"^{re.escape(name)}\\.", f"^{re.escape(own)}"}
+                continue
             if not isinstance(layer, nn.Linear):
                 if not self._float and parent and parent in modules:
                     raise Unsupported(f"{name}: {own} is no linear layer of {type(model).__name__}")
@@ -111,22 +134,40 @@ class NibbleQuantizer(HfQuantizer):
                 continue
             model.set_submodule(own, _Unread(name))
             ignored |= {f"^{re.escape(name)}\\.", f"^{re.escape(own)}\\."}
-        if not self._float and not any(isinstance(module, _Unread) for module in model.modules()):
+        if not self._float and not any(isinstance(module, (_Unread, _UnreadExperts)) for module in model.modules()):
             raise NotFound(f"{self._checkpoint.path}: no quantized layer is one of {type(model).__name__}")
         model._keys_to_ignore_on_load_unexpected = ignored
 
-    def _places(self, model: Any) -> Iterator[tuple[str, str]]:
-        """The layers of the checkpoint that are to be quantized layers of the model, and what they are called there."""
+    def _places(self, model: Any) -> Iterator[tuple[str, str, tuple[int, int] | None]]:
+        """The layers of the checkpoint that are to be quantized layers of the model, and what they are called there. Of one that is inside a
+        tensor of experts: the tensor's name, the expert, and the place among the layers that the tensor joins."""
         transforms = get_model_conversion_mapping(model)
         renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
         converters = [t for t in transforms if isinstance(t, WeightConverter)]
         state = model.state_dict()
         for module in self._checkpoint.modules if self._float else self._checkpoint.layers:
-            own, converter = rename_source_key(f"{module.name}.weight", renamings, converters, model.base_model_prefix, state)
-            if converter is None:
-                yield module.name, own.removesuffix(".weight")
+            key = f"{module.name}.weight"
+            own, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
+            if pattern is None:
+                yield module.name, own.removesuffix(".weight"), None
             elif not self._float:
-                raise Unsupported(f"{module.name}: {type(model).__name__} keeps its weight inside {own}, together with others")
+                joined = next(c.source_patterns for c in converters if pattern in c.source_patterns)
+                expert = re.search(re.escape(pattern).replace(r"\*", r"(\d+)"), key)
+                if expert is None or not expert.groups():
+                    raise Unsupported(f"{module.name}: {type(model).__name__} keeps its weight inside {own}, together with others")
+                yield module.name, own, (int(expert[1]), joined.index(pattern))
+
+    @staticmethod
+    def _place_expert(model: Any, name: str, own: str, inside: tuple[int, int]) -> None:
+        parent, _, tensor = own.rpartition(".")
+        try:
+            experts = model.get_submodule(parent)
+            if not isinstance(experts, _UnreadExperts):
+                experts = _UnreadExperts(experts, type(model).__name__)
+                model.set_submodule(parent, experts)
+            experts.names[tensor][inside] = name
+        except (AttributeError, KeyError, nibble.Error) as problem:
+            raise Unsupported(f"{name}: {type(model).__name__} keeps its weight inside {own}: {problem}") from None
 
     def _why_float(self, name: str, layer: nn.Linear) -> str:
         """Why a float layer stays so; "" where it does not."""
@@ -152,15 +193,37 @@ class NibbleQuantizer(HfQuantizer):
             del q  # before the next one is read
             if not self._float:
                 self._written[own] = modules[unread.name].format
+        for own, unread in [(name, module) for name, module in model.named_modules() if isinstance(module, _UnreadExperts)]:
+            model.set_submodule(own, self._experts(own, unread, modules, device))
         if hasattr(self, "_checkpoint"):
             del self._checkpoint
         if self._float:
             config = self.quantization_config
             nt.convert(model, config.scheme, skip=self._skip, accumulation=config.accumulation, fuse=config.fuse)
 
+    def _experts(self, own: str, unread: _UnreadExperts, modules: Mapping[str, nibble.Module], device: torch.device) -> nt.QuantExperts:
+        """The experts of a layer, read and packed one by one."""
+        if device.type != "cpu":
+            raise Unsupported(f"{own}: experts run on the CPU only, and the model is loaded to {device}")
+
+        def packed(tensor: str, **glu: Any) -> nibble.PackedExperts:
+            names = unread.names[tensor]
+            parts = 1 + max((place for _, place in names), default=0)
+            if set(names) != set(itertools.product(range(unread.count), range(parts))):
+                raise NotFound(f"{len(names)} of the {unread.count * parts} layers inside {tensor} are quantized in {self._checkpoint.path}")
+            act_schemes = {_act_scheme(modules[name]) for name in names.values()}
+            if len(act_schemes) > 1:
+                raise Unsupported(f"the layers inside {tensor} quantize activations by {sorted(act_schemes)}; experts have one rule for all")
+            read = ([self._checkpoint.read(modules[names[e, place]]) for place in range(parts)] for e in range(unread.count))
+            return nibble.pack_experts(map(nibble.join, read), act_scheme=act_schemes.pop(), **glu)
+
+        try:
+            return nt.QuantExperts(packed("gate_up_proj", glu=True, **unread.limits), packed("down_proj"), unread.activation)
+        except nibble.Error as problem:
+            raise type(problem)(f"{own}: {problem}") from None
+
     def _read(self, module: nibble.Module) -> tuple[nibble.QuantTensor, dict[str, Any]]:
-        claimed = module.claimed or ""
-        return self._checkpoint.read(module), {"act_scheme": _core.act_scheme(claimed) if "_" in claimed else ""}
+        return self._checkpoint.read(module), {"act_scheme": _act_scheme(module)}
 
     def _quantized(self, module: nibble.Module) -> tuple[nibble.QuantTensor, dict[str, Any]]:
         config = self.quantization_config

@@ -184,11 +184,34 @@ def test_other_heads(floats, ids, tmp_path):
     assert isinstance(model.score, torch.nn.Linear)
 
 
+EXPERTS = dict(hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, vocab_size=64)
+
+
+@pytest.mark.parametrize("format, scheme", [("awq", "u4zg64"), ("gptq", "u4b8g64"), ("compressed-tensors", "u4b8g64"), ("int-quantized", "s8r_s8c")])
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe"])
+def test_checkpoints_of_experts(tmp_path, kind, format, scheme):
+    """Against the float model of the same numbers, which quantize_checkpoint and dequantize_checkpoint make expert by expert."""
+    own = {"Mixtral": dict(num_local_experts=3), "Qwen3Moe": dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, head_dim=64)}
+    sizes = EXPERTS | own[kind]
+    torch.manual_seed(3)
+    getattr(tf, f"{kind}ForCausalLM")(getattr(tf, f"{kind}Config")(**sizes)).half().save_pretrained(tmp_path / "float")
+    nibble.quantize_checkpoint(tmp_path / "float", tmp_path / "quantized", scheme, format=format, skip=r"(lm_head|embed_tokens|gate)$")
+    nibble.dequantize_checkpoint(tmp_path / "quantized", tmp_path / "again", "f32")
+    model = load(tmp_path / "quantized")
+    experts = [m for m in model.modules() if isinstance(m, nt.QuantExperts)]
+    assert len(experts) == 2 and len(quantized_layers(model)) == 8
+    ids = torch.randint(64, (2, 7))
+    with torch.no_grad():
+        wanted = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)(ids).logits
+        assert distance(model(ids).logits, wanted) < (0.05 if "_" in scheme else 1e-4)
+
+
 def test_experts_inside_one_tensor(tmp_path):
-    sizes = dict(hidden_size=128, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
-    tf.MixtralForCausalLM(tf.MixtralConfig(**sizes, num_local_experts=2, vocab_size=64)).half().save_pretrained(tmp_path / "float")
-    nibble.quantize_checkpoint(tmp_path / "float", tmp_path / "quantized", "u4b8g64")
-    with pytest.raises(nibble.Unsupported, match=r"experts\.0\.w1: MixtralForCausalLM keeps its weight inside .*gate_up_proj"):
+    sizes = EXPERTS | dict(num_hidden_layers=1, num_local_experts=2)
+    tf.MixtralForCausalLM(tf.MixtralConfig(**sizes)).half().save_pretrained(tmp_path / "float")
+    some = r"(lm_head|embed_tokens|gate|experts\.1\.w2)$"
+    nibble.quantize_checkpoint(tmp_path / "float", tmp_path / "quantized", "u4b8g64", skip=some)
+    with pytest.raises(nibble.NotFound, match=r"layers\.0\.mlp\.experts: 1 of the 2 layers inside down_proj are quantized"):
         load(tmp_path / "quantized")
     with pytest.warns(UserWarning, match="MixtralTopKRouter is no layer"):
         model = load(tmp_path / "float", quantization_config=ours.NibbleConfig("u4b8g64"))

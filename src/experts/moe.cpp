@@ -172,8 +172,8 @@ Status MoePlan::run(const PackedExperts& gate_up, const PackedExperts& down, con
       places[pair] = static_cast<std::int32_t>(place);
       pairs[static_cast<std::size_t>(place)] = static_cast<std::int32_t>(pair);
     }
-  const auto hit = std::ranges::remove_if(shares, [](const Share& share) { return share.rows == 0; });
-  const std::span<const Share> work = shares.first(shares.size() - hit.size());
+  const auto end = std::remove_if(shares.begin(), shares.end(), [](const Share& share) { return share.rows == 0; });
+  const std::span<const Share> work(shares.begin(), end);
 
   const auto both_products = [&](const Share& share, Executor& own, std::span<std::byte> scratch) -> Status {
     const auto at = static_cast<std::size_t>(share.first);

@@ -373,7 +373,7 @@ constexpr double kCopyShare = 0.85;  // of the bandwidth
 double product_cost_us(const GpuInfo& gpu, const Problem& p) {
   const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
   const double bytes_a_us = 1e3 * gpu.read_gbytes_per_s;
-  const double width = bits(p.a_dtype) / 8, result = m * n * bits(p.epilogue.out) / 8;
+  const double width = bits(p.a_dtype) / 8.0, result = m * n * bits(p.epilogue.out) / 8;
   const bool writes_d = dense_writes_d(p.epilogue, p.a_dtype);
   const bool hopper = gpu.compute_capability >= 90 && gpu.compute_capability < 120;
   const double flops_a_us = p.a_dtype == DType::f32 ? 3e5 : hopper ? 5.3e6 : 2.3e6;  // of an SM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any, Callable
 
 import numpy as np
@@ -31,17 +32,24 @@ def _fake_moe(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Te
 nt._operator("moe(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor down, int n, str activation) -> Tensor", _moe, _fake_moe)
 
 
-# By the address of the first: the weights that were found there, and their experts.
-_bound: dict[int, tuple[tuple[Any, ...], ex.PackedExperts]] = {}
+# By address: the storage, which is not kept; its version; and the experts that read its memory.
+_bound: dict[int, tuple[weakref.ref[Any], int, ex.PackedExperts]] = {}
 
 
 def _experts(packed: Tensor) -> ex.PackedExperts:
-    """The experts of [E, bytes], a packed weight in each row."""
-    weights = tuple(nt._weight(row) for row in packed.unbind())
-    found = _bound.get(packed.data_ptr())
-    if found is None or any(a is not b for a, b in zip(found[0], weights)):
-        found = _bound[packed.data_ptr()] = weights, ex.PackedExperts(weights)
-    return found[1]
+    """The experts of [E, bytes], a packed weight in each row; found once, as nibble.torch finds the weight of a tensor."""
+    address = packed.data_ptr()
+    found = _bound.get(address)
+    if found is not None and found[0]() is packed.untyped_storage() and found[1] == nt._version(packed):
+        return found[2]
+    experts = ex.PackedExperts([nt._weight(row) for row in packed.unbind()])
+
+    def forget(storage: Any) -> None:
+        if (entry := _bound.get(address)) is not None and entry[0] is storage:
+            del _bound[address]
+
+    _bound[address] = weakref.ref(packed.untyped_storage(), forget), nt._version(packed), experts
+    return experts
 
 
 def _stacked(experts: ex.PackedExperts) -> Tensor:

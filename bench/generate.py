@@ -3,7 +3,7 @@
 where a GPU's time goes.
 
 usage: bench/generate.py [--model llama-3-8b] [--schemes u4b8g128,s8r_s8c] [--batch 1,16] [--prompt 128,2048] [--tokens 128] [--dtype float16]
-                         [--unfused] [--compile] [--profile] [--device cuda] [--json FILE]
+                         [--unfused] [--compile] [--profile] [--no-logits] [--device cuda] [--json FILE]
 
 The model is made from its configuration with random weights: speed does not depend on them. Its blocks are copies of one, in memory of their
 own, so that one is quantized. A quantized model is compared with itself as float matrices (QuantLinear.dequantize), so that the difference
@@ -231,6 +231,7 @@ def main():
     parser.add_argument("--unfused", action="store_true", help="quantized models before they are fused, too")
     parser.add_argument("--compile", action="store_true", help="with torch.compile; takes a C compiler")
     parser.add_argument("--profile", action="store_true", help="shares of the GPU's time")
+    parser.add_argument("--no-logits", action="store_true", help="without the comparison of logits, which takes the float model long on a CPU")
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--json", help="where the results go, too")
     args = parser.parse_args()
@@ -244,7 +245,7 @@ def main():
     result = {
         "kind": "generation", "model": args.model, "prompt": lengths[0] if len(lengths) == 1 else lengths, "tokens": args.tokens,
         "torch": torch.__version__, "nibble": nibble.__version__, "compiled": args.compile,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "dtype": str(dtype)[6:], "runs": []}
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{nibble.doctor()['cpu']}, {torch.get_num_threads()} threads", "dtype": str(dtype)[6:], "runs": []}
 
     def report(what, model):
         for batch in batches:
@@ -271,17 +272,19 @@ def main():
         for scheme in args.schemes.split(","):
             quantized = copy.deepcopy(model)
             nibble.torch.convert(quantized, scheme)
-            matrices = as_matrices(model, quantized)
+            matrices = None if args.no_logits else as_matrices(model, quantized)
             if args.unfused:
                 report(f"{scheme} unfused", grow(copy.deepcopy(quantized)))
             left = nibble.torch.fuse(quantized).left
             if left:
                 raise SystemExit(f"{scheme}: not fused: {left}")
-            difference = compare(grow(quantized), grow(matrices), lengths[0], 32)
-            del matrices
-            result["runs"].append({"weights": scheme, **difference})
-            print(f"{scheme:>22}  logits {difference['logits_relative_l2']:.2e} from those of the same numbers as {result['dtype']} matrices; "
-                  f"the same token at {100 * difference['same_argmax']:.1f} % of positions", flush=True)
+            grow(quantized)
+            if matrices is not None:
+                difference = compare(quantized, grow(matrices), lengths[0], 32)
+                del matrices
+                result["runs"].append({"weights": scheme, **difference})
+                print(f"{scheme:>22}  logits {difference['logits_relative_l2']:.2e} from those of the same numbers as {result['dtype']} matrices; "
+                      f"the same token at {100 * difference['same_argmax']:.1f} % of positions", flush=True)
             report(scheme, quantized)
             del quantized
 

@@ -481,13 +481,14 @@ def generation(data):
             return ""
         r = runs[weights, *column]
         ratio = r["tokens_per_second"] / runs[data["dtype"], *column]["tokens_per_second"]
-        return f"{r['tokens_per_second']:.0f} · **{ratio:.2f}×** · {r['prefill_ms']:.1f} ms"
+        rate = r["tokens_per_second"]
+        return f"{rate:.{0 if rate >= 10 else 1}f} · **{ratio:.2f}×** · {r['prefill_ms']:,.1f} ms"
 
     body = [[f"`{weights}`"] + [cell(weights, *column) for column in columns] + [differences.get(weights, "")]
             for weights in dict.fromkeys(weights for weights, _, _ in runs)]
     heads = [f"batch {batch}" + (f", prompt {prompt}" if len(prompts) > 1 else "") for batch, prompt in columns]
     return (table(["weights"] + heads + ["logits"], body) + f"\n{data['model']} with random weights, {data['device']}, PyTorch "
-            f"{data['torch']}; {data['tokens']} tokens after a prompt of {' or '.join(map(str, prompts))}, a CUDA graph per token. Tokens per second · over {data['dtype']} · "
+            f"{data['torch']}; {data['tokens']} tokens after a prompt of {' or '.join(map(str, prompts))}{'' if 'threads' in data['device'] else ', a CUDA graph per token'}. Tokens per second · over {data['dtype']} · "
             "prefill. Logits: relative L2 distance from those of the same numbers as matrices · positions with the same next token.\n")
 
 

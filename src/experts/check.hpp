@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
@@ -45,6 +46,8 @@ class Arena {
 /// The threads that a plan prepares for.
 int threads_of(const PlanOptions& options);
 
+/// "f32 [3,4]", for messages; "nothing" of an absent one.
+std::string described(const ConstTensorView& v);
 /// Ok when v is s32 of that shape.
 Status check_indices(std::string_view what, const ConstTensorView& v, std::initializer_list<std::int64_t> shape);
 /// Element i of such a vector, or [i, j] of a matrix.

@@ -46,9 +46,8 @@ namespace {
 
 Status check_matrix(std::string_view what, const ConstTensorView& v, DType type, std::int64_t rows, std::int64_t columns) {
   if (!v.empty() && v.rank == 2 && v.dtype == type && v.dim(0) == rows && v.dim(1) == columns && v.stride(1) == 1) return {};
-  return error(StatusCode::invalid_argument, "{} must be {} [{},{}] with a last stride of 1, got {} of rank {}, [{},{}]", what,
-               name(type), rows, columns, v.empty() ? "nothing" : name(v.dtype), v.rank, v.rank > 0 ? v.dim(0) : 0,
-               v.rank > 1 ? v.dim(1) : 0);
+  return error(StatusCode::invalid_argument, "{} must be {} [{},{}] with a last stride of 1, got {}", what, name(type), rows,
+               columns, experts::described(v));
 }
 
 /// Each id is an expert or −1, and no token has an expert twice.
@@ -139,7 +138,7 @@ Status MoePlan::run(const PackedExperts& gate_up, const PackedExperts& down, con
   NIBBLE_RETURN_IF_ERROR(check_ids(operands.ids, tokens, top_k, impl.experts));
   const ConstTensorView& weights = operands.weights;
   if (weights.empty() || weights.dtype != DType::f32 || weights.rank != 2 || weights.dim(0) != tokens || weights.dim(1) != top_k)
-    return error(StatusCode::invalid_argument, "weights must be f32 [{},{}]", tokens, top_k);
+    return error(StatusCode::invalid_argument, "weights must be f32 [{},{}], got {}", tokens, top_k, experts::described(weights));
   const Operands last{.residual = operands.residual};
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(impl.sum, last, d));
   NIBBLE_ASSIGN_OR_RETURN(experts::Arena arena, experts::Arena::of(workspace, workspace_bytes()));

@@ -11,9 +11,12 @@
 #include "core/error.hpp"
 #include "core/sizes.hpp"
 #include "epilogue/element.hpp"
+#include "experts/check.hpp"
 
 namespace nibble {
 namespace {
+
+using experts::described;
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
@@ -113,17 +116,19 @@ Status check(const RouteSpec& spec, std::int64_t experts) {
 Status route(const ConstTensorView& logits, const ConstTensorView& bias, const RouteSpec& spec, const TensorView& ids,
              const TensorView& weights, Executor* executor) try {
   if (logits.empty() || logits.rank != 2 || !is_compute_float(logits.dtype) || logits.dim(0) < 1 || logits.stride(1) != 1)
-    return error(StatusCode::invalid_argument, "logits must be f32, f16 or bf16 [T,E] with a last stride of 1");
+    return error(StatusCode::invalid_argument, "logits must be f32, f16 or bf16 [T,E] with a last stride of 1, got {}",
+                 described(logits));
   const std::int64_t tokens = logits.dim(0), experts = logits.dim(1);
   NIBBLE_RETURN_IF_ERROR(check_sizes({{"T", tokens}, {"E", experts}}));
   NIBBLE_RETURN_IF_ERROR(check(spec, experts));
   if (!bias.empty() && (bias.dtype != DType::f32 || bias.rank != 1 || bias.dim(0) != experts || bias.stride(0) != 1))
-    return error(StatusCode::invalid_argument, "bias must be f32 [{}] with a stride of 1", experts);
+    return error(StatusCode::invalid_argument, "bias must be f32 [{}] with a stride of 1, got {}", experts, described(bias));
   const auto shaped = [&](const TensorView& v, DType type) {
     return !v.empty() && v.dtype == type && v.rank == 2 && v.dim(0) == tokens && v.dim(1) == spec.top_k;
   };
   if (!shaped(ids, DType::s32) || !shaped(weights, DType::f32))
-    return error(StatusCode::invalid_argument, "ids must be s32 and weights f32, both [{},{}]", tokens, spec.top_k);
+    return error(StatusCode::invalid_argument, "ids must be s32 and weights f32, both [{},{}]; got {} and {}", tokens, spec.top_k,
+                 described(ids), described(weights));
   Executor& threads = executor != nullptr ? *executor : default_executor();
   constexpr std::int64_t kTokens = 64;  // of a task, which share a router's memory
   threads.parallel_for((tokens + kTokens - 1) / kTokens, [&](std::int64_t task) {

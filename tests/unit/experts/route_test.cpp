@@ -78,6 +78,8 @@ TEST(Route, RefusesWhatCannotBe) {
   EXPECT_THAT(routed({1, 2, 3, 4}, 1, {.top_k = 5}).status.message(), HasSubstr("top_k=5 is outside [1, 4]"));
   EXPECT_THAT(routed({1, 2, 3, 4}, 1, {.groups = 3}).status.message(), HasSubstr("groups=3"));
   EXPECT_THAT(routed({1, 2, 3, 4}, 1, {.top_k = 3, .groups = 2}).status.message(), HasSubstr("top_k=3 is outside [1, 2]"));
+  const std::vector<float> logits{1, 2};
+  EXPECT_THAT(route(ConstTensorView(logits.data(), {2}), {}, {}, {}, {}).message(), HasSubstr("got f32 [2]"));
   EXPECT_THAT(routed({1, 2, 3, 4}, 1, {.scale = NAN}).status.message(), HasSubstr("scale=nan"));
 }
 

@@ -43,17 +43,7 @@ Status run_dequantize(const Kernel&, const StepArgs& args) {
                                  args.stream);
 }
 
-Result<std::shared_ptr<const void>> configure_library(const Kernel&, const Problem& p) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<const DenseConfig> config,
-                          configure_dense({.m = p.m,
-                                           .n = p.n,
-                                           .k = p.k,
-                                           .a_dtype = p.a_dtype,
-                                           .out = p.epilogue.out,
-                                           .writes_d = dense_writes_d(p.epilogue, p.a_dtype),
-                                           .in_place = true}));
-  return std::shared_ptr<const void>(config);
-}
+Result<std::shared_ptr<const void>> configure_library(const Kernel&, const Problem& p) { return configure_product(p, true); }
 
 Status accepts_weight(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));

@@ -50,16 +50,7 @@ Status run_dense(const Kernel&, const StepArgs& args) {
   return launch_linear_dense(linear_task(args), *static_cast<const DenseConfig*>(args.config), args.stream);
 }
 
-Result<std::shared_ptr<const void>> configure_dense_row(const Kernel&, const Problem& p) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<const DenseConfig> config,
-                          configure_dense({.m = p.m,
-                                           .n = p.n,
-                                           .k = p.k,
-                                           .a_dtype = p.a_dtype,
-                                           .out = p.epilogue.out,
-                                           .writes_d = dense_writes_d(p.epilogue, p.a_dtype)}));
-  return std::shared_ptr<const void>(config);
-}
+Result<std::shared_ptr<const void>> configure_dense_row(const Kernel&, const Problem& p) { return configure_product(p, false); }
 
 Status run_wgmma(const Kernel& self, const StepArgs& args) {
   const int depth = gemm_groups(self.tile.m) * gpu_tile::kRows / self.tile.n;
@@ -366,6 +357,18 @@ WgmmaFamily wna16_family(const Problem& p) {
 
 namespace {
 constexpr double kCopyShare = 0.85;  // of the bandwidth
+}
+
+Result<std::shared_ptr<const void>> configure_product(const Problem& p, bool in_place) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<const DenseConfig> config,
+                          configure_dense({.m = p.m,
+                                           .n = p.n,
+                                           .k = p.k,
+                                           .a_dtype = p.a_dtype,
+                                           .out = p.epilogue.out,
+                                           .writes_d = dense_writes_d(p.epilogue, p.a_dtype),
+                                           .in_place = in_place}));
+  return std::shared_ptr<const void>(config);
 }
 
 // Estimates from what cuBLAS reaches for large M on an H200, 700 TFLOP/s in f16, and an A100, 250, and for f32 from an SM's 128 multiply-adds

@@ -39,6 +39,8 @@ WgmmaFamily wna16_family(const Problem& problem);
 WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& problem);
+/// The algorithms of cuBLASLt for it, of a W that lies as it is multiplied (in_place) or is dequantized first.
+Result<std::shared_ptr<const void>> configure_product(const Problem& p, bool in_place);
 /// Predicted microseconds of cuBLASLt, and of the epilogue after it, where W is of the activations' type.
 double product_cost_us(const GpuInfo& gpu, const Problem& problem);
 /// Predicted microseconds of the dense tier.

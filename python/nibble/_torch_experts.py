@@ -98,6 +98,9 @@ class QuantExperts(nn.Module):
         )
 
 
+QuantExperts.__module__ = "nibble.torch"  # where pickles find it: this module cannot be the first that is imported
+
+
 def activation_of(module: nn.Module) -> tuple[str, dict[str, float]]:
     """The activation of a module's glu by nibble's name, with the limits of a clamped one. Raises Unsupported for another one."""
     if hasattr(module, "alpha") and hasattr(module, "limit"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -149,6 +151,16 @@ def test_experts_of_transformers(torch, name):
             assert ours.num_experts == weights.shape[0]
         ids = torch.randint(128, (2, 9))
         assert distance(converted(ids).logits, model(ids).logits) < 1e-4
+
+
+def test_experts_in_another_process(torch, rng, tmp_path):
+    import nibble.torch as nt
+
+    _, _, gate_up, down = layer(rng)
+    experts, call = nt.QuantExperts(gate_up, down), (torch.randn(3, K), torch.tensor([[0, 3]] * 3), torch.rand(3, 2))
+    (tmp_path / "all").write_bytes(pickle.dumps((experts, call, experts(*call))))
+    program = f"import pickle, torch; e, call, y = pickle.load(open({str(tmp_path / 'all')!r}, 'rb')); assert torch.equal(e(*call), y)"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_experts_as_tensors(torch):

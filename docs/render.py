@@ -492,6 +492,23 @@ def generation(data):
             "prefill. Logits: relative L2 distance from those of the same numbers as matrices · positions with the same next token.\n")
 
 
+def experts(data):
+    """A row per number of tokens, a column per scheme and routing: the time of the layer, and how fast it reads the weights of the experts that are hit."""
+    if data is None:
+        return "Not measured yet: `bench/moe.py` on a machine with a GPU and PyTorch.\n"
+    cells = {(r["scheme"], r["routing"], r["tokens"]): r for r in data["results"]}
+    columns = list(dict.fromkeys((scheme, routing) for scheme, routing, _ in cells))
+
+    def cell(r):
+        return f"{r['us']:,.0f} µs · {r['gbytes_per_s']:,.0f} GB/s · {r['tflops']:.0f} TFLOPS · **{r['linear_us'] / r['us']:.1f}×**"
+
+    body = [[f"{t:,}"] + [cell(cells[*column, t]) if (*column, t) in cells else "" for column in columns] for t in dict.fromkeys(t for _, _, t in cells)]
+    first = data["results"][0]
+    return (table(["T"] + [f"`{scheme}`, {routing}" for scheme, routing in columns], body) + f"\n{first['experts']} experts, {first['top_k']} a token, "
+            f"{first['hidden']} → {first['intermediate']} → {first['hidden']}, {first['a_dtype']}; {data['device']}, PyTorch {data['torch']}. Time of the layer · weights of the experts that are hit, "
+            "over it · products · over two linear plans for each expert hit, with the mean number of tokens.\n")
+
+
 def parallel(data):
     """A row per number of tokens, a column per pair of layers and scheme: all GPUs against one."""
     pairs = {}
@@ -636,6 +653,7 @@ RENDERERS = {
     "words": named("words", "cell", "what runs"),
     "machines": named("machines", "machine", "stands for"),
     "activations": named("activations", "activations", "are"),
+    "experts": experts,
     "generation": generation,
     "call_cost": call_cost,
     "loading": loading,
@@ -651,7 +669,7 @@ RENDERERS = {
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),
             "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}
-MAY_BE_MISSING = {"bandwidth", "cpu_modes", "gpu_modes", "gpu_layers", "gpu_block", "gpu_gemm", "gpu_survey", "generation", "call_cost"}
+MAY_BE_MISSING = {"bandwidth", "cpu_modes", "gpu_modes", "gpu_layers", "gpu_block", "gpu_gemm", "gpu_survey", "experts", "generation", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 SUPPORT = ROOT / "docs/results/support.json"
 

@@ -10,7 +10,7 @@
 //   auto plan = nibble::MoePlan::make(*gate_up, *down, {.tokens_max = 64, .top_k = 8, .out = DType::bf16});
 //   plan->run(*gate_up, *down, x, {.ids = ids, .weights = weights}, d, workspace);
 //
-// In host memory. An expert without a token costs nothing. The bits of a token's result do not depend on the number of threads that run, nor
+// In host or in device memory. An expert without a token costs nothing. The bits of a token's result do not depend on the number of threads that run, nor
 // on the order of tokens; on how many other tokens its experts have only as those of linear plans do: more rows may take another kernel.
 #pragma once
 
@@ -18,9 +18,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "nibble/cuda.hpp"
 #include "nibble/parallel.hpp"
 #include "nibble/plan.hpp"
 #include "nibble/status.hpp"
@@ -46,26 +48,39 @@ class PackedExperts {
   std::int64_t k() const { return experts_.front().k(); }
   /// Packed bytes of all experts.
   std::size_t nbytes() const;
+  /// Where they are: Backend::cuda means memory of the GPU that was current when they were packed.
+  Backend backend() const { return experts_.front().backend(); }
+
+  /// For pack_experts() and experts_of(), of weights in device memory: their records, biases and what else they have follow one another.
+  static Result<PackedExperts> on_device(std::vector<PackedWeight> weights);
+  /// Expert 0 of device memory as plans of grouped products take it: rows of A come in the order of the packed channels, multiplied by the
+  /// prescale, and a second-level scale is each expert's own.
+  const PackedWeight& for_plans() const { return *for_plans_; }
+  /// f32 [E] in device memory: the second-level scale of each expert; null where they have none. For kernels.
+  const float* scale2_on_device() const { return scale2_ == nullptr ? nullptr : reinterpret_cast<const float*>(scale2_->data()); }
 
  private:
   std::vector<PackedWeight> experts_;
+  std::optional<PackedWeight> for_plans_;
+  std::shared_ptr<const DeviceMemory> scale2_;
 };
 
 /// Packs the experts for a specification as pack() does one weight, into one allocation. The specification is that of an expert, whose m_max
 /// is the most tokens of a call.
-/// Errors: invalid_argument without experts, or where they differ in sizes, scheme or types, with the expert and the values; unsupported for
-/// a GPU; otherwise as pack().
+/// Errors: invalid_argument without experts, or where they differ in sizes, scheme or types, with the expert and the values; otherwise as
+/// pack().
 Result<PackedExperts> pack_experts(std::span<const QuantTensor> experts, const LinearSpec& spec, const PackOptions& options = {});
 /// The same for experts that are read one by one, so that no more than one is in memory unpacked. Errors: also those of `read`.
 Result<PackedExperts> pack_experts(std::int64_t count, const std::function<Result<QuantTensor>(std::int64_t expert)>& read,
                                    const LinearSpec& spec, const PackOptions& options = {});
 
-/// Weights that have been packed one by one, as of files, as experts; they keep their memory.
-/// Errors: invalid_argument without weights, or where they differ in sizes, scheme, types, layout or specification; for convolutions;
-/// unsupported for weights in device memory.
+/// Weights that have been packed one by one, as of files, as experts. They keep their memory; weights in device memory that are not equally far
+/// apart are copied into one allocation.
+/// Errors: invalid_argument without weights, or where they differ in sizes, scheme, types, memory, layout or specification; for convolutions.
 Result<PackedExperts> experts_of(std::vector<PackedWeight> weights);
 
-/// Which rows of A go through which expert. In host memory.
+/// Which rows of A go through which expert. In the memory of the experts. In device memory they are not checked: rows beyond those of A are
+/// not read, and what offsets and counts say beyond them is left out.
 struct ExpertRows {
   /// s32 [E+1], rising from 0 to R: rows offsets[e] … offsets[e+1] − 1 of A [R,K] and D [R,N] are expert e's.
   ConstTensorView offsets = {};
@@ -91,6 +106,10 @@ class GroupedPlan {
   /// Errors: invalid_argument with the values that do not fit; nothing has been written then.
   Status run(const PackedExperts& experts, const ConstTensorView& a, const ExpertRows& rows, const TensorView& d,
              const Operands& operands, std::span<std::byte> workspace, Executor* executor = nullptr) const;
+  /// The same for experts in device memory, as Plan::run with a stream: everything is device memory, the call enqueues and returns, and a
+  /// captured graph serves every offsets, counts and rows that are there when it is replayed. With counts, m_max has to be E·R.
+  Status run(const PackedExperts& experts, const ConstTensorView& a, const ExpertRows& rows, const TensorView& d,
+             const Operands& operands, std::span<std::byte> workspace, Stream stream) const;
 
   struct Impl;
   /// For make(): wraps the decision.
@@ -139,6 +158,10 @@ class MoePlan {
   /// Errors: invalid_argument with the values that do not fit, ids included; nothing has been written then.
   Status run(const PackedExperts& gate_up, const PackedExperts& down, const ConstTensorView& x, const MoeOperands& operands,
              const TensorView& d, std::span<std::byte> workspace, Executor* executor = nullptr) const;
+  /// The same for experts in device memory, as Plan::run with a stream: everything is device memory, the call enqueues and returns, and a
+  /// captured graph serves every ids and weights that are there when it is replayed. Ids are not checked: those outside 0 … E − 1 are none.
+  Status run(const PackedExperts& gate_up, const PackedExperts& down, const ConstTensorView& x, const MoeOperands& operands,
+             const TensorView& d, std::span<std::byte> workspace, Stream stream) const;
 
   struct Impl;
   /// For make(): wraps the decision.

@@ -793,14 +793,17 @@ NIB_API nib_status nib_plan_run(const nib_plan* plan, const nib_weight* weight, 
 
 /* ---- Mixture of experts, since 1.2 ----------------------------------------------------------------------------------------- */
 
-/* E layers of the same sizes, of which every token goes through a few. In host memory: all views, and D is written on return. */
+/* E layers of the same sizes, of which every token goes through a few. Where the experts are, all views are: in host memory D is written on
+ * return; on the GPU the work is enqueued on `stream`, a cudaStream_t, as that of nib_plan_run, and a captured graph serves every routing that
+ * its views hold when it is replayed. There ids, offsets, counts and rows are not checked: ids outside 0 ... E − 1 are none. */
 
 /* Packs `count` experts, E, for a specification as nib_pack does one weight: desc->linear is that of an expert, whose m_max is the most
  * tokens of a call. desc may be NULL. Errors: invalid_argument without experts, or where they differ in sizes, scheme or types, with the
- * expert and the values; unsupported for NIB_CUDA and for convolutions; otherwise as nib_pack. */
+ * expert and the values; unsupported for convolutions; otherwise as nib_pack. */
 NIB_API nib_status nib_pack_experts(const nib_qtensor* const* q, size_t count, const nib_pack_desc* desc, nib_experts** experts);
-/* Makes experts of weights that have been packed one by one, as of files; they keep their memory. Errors: invalid_argument without weights,
- * or where they differ in sizes, scheme, types, layout or specification; for convolutions; unsupported for weights in device memory. */
+/* Makes experts of weights that have been packed one by one, as of files. They keep their memory; weights on the GPU that are not equally far
+ * apart are copied. Errors: invalid_argument without weights, or where they differ in sizes, scheme, types, memory, layout or
+ * specification; for convolutions. */
 NIB_API nib_status nib_experts_of(const nib_weight* const* weights, size_t count, nib_experts** experts);
 /* Makes a handle of expert `index`: a weight like any other, which shares the bytes. Errors: invalid_argument when there are not so
  * many. */
@@ -830,7 +833,7 @@ typedef struct nib_expert_rows {
   const nib_view* rows;
 } nib_expert_rows;
 
-/* Runs it; `stream` is NULL. With counts no operand has rows, and a_scale and a_zero are [1]. Errors: invalid_argument with the values that do not fit;
+/* Runs it; on the CPU `stream` is NULL. With counts no operand has rows, and a_scale and a_zero are [1]. Errors: invalid_argument with the values that do not fit;
  * nothing has been written then. */
 NIB_API nib_status nib_grouped_plan_run(const nib_grouped_plan* plan, const nib_experts* experts, const nib_expert_rows* rows,
                                         const nib_operands* operands, void* workspace, size_t workspace_bytes, void* stream);
@@ -868,7 +871,7 @@ typedef struct nib_moe_operands {
   const nib_view* residual;   /* f32, f16 or bf16 [T,N], with nib_moe_desc.residual */
 } nib_moe_operands;
 
-/* Runs it; `stream` is NULL. Errors: invalid_argument with the values that do not fit, ids included; nothing has been written then. */
+/* Runs it; on the CPU `stream` is NULL. Errors: invalid_argument with the values that do not fit, ids included; nothing has been written then. */
 NIB_API nib_status nib_moe_plan_run(const nib_moe_plan* plan, const nib_experts* gate_up, const nib_experts* down,
                                     const nib_moe_operands* operands, void* workspace, size_t workspace_bytes, void* stream);
 

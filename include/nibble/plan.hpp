@@ -281,6 +281,8 @@ class Plan {
   struct Impl;
   /// For linear(), conv() and dequantize(): wraps the decision.
   explicit Plan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  /// The decision, for plans of experts.
+  const Impl& impl() const { return *impl_; }
 
  private:
   std::shared_ptr<const Impl> impl_;

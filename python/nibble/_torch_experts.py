@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import numpy as np
 import torch
@@ -52,24 +52,32 @@ def _experts(packed: Tensor) -> ex.PackedExperts:
     return experts
 
 
-def _stacked(experts: ex.PackedExperts) -> Tensor:
+def _stacked(weights: Sequence[nibble.PackedWeight]) -> Tensor:
     """[E, bytes]: their headers are filled up to the length of the longest, so that rows are equally long."""
-    headers = [experts[e].header() for e in range(len(experts))]
-    size = max(map(len, headers))
-    packed = nt._host_bytes(len(headers) * (size + experts[0].nbytes)).view(len(headers), -1)
-    for e, header in enumerate(headers):
-        row, start = packed[e].numpy(), nibble._core.packed_prefix
-        row[:size] = ord(" ")
-        row[: len(header)] = np.frombuffer(header, np.uint8)
-        row[start - 8 : start] = np.frombuffer(size.to_bytes(8, "little"), np.uint8)
-        row[size:] = experts[e].bytes
+    headers = [weight.header() for weight in weights]
+    size, first = max(map(len, headers)), weights[0]
+    shape = len(headers), size + first.nbytes
+    if first.backend == "cuda":
+        packed = torch.empty(shape, dtype=torch.uint8, device=f"cuda:{first.device[1]}")
+    else:
+        packed = nt._host_bytes(math.prod(shape)).view(shape)
+    for row, header, weight in zip(packed, headers, weights):
+        start, filled = nibble._core.packed_prefix, np.full(size, ord(" "), np.uint8)
+        filled[: len(header)] = np.frombuffer(header, np.uint8)
+        filled[start - 8 : start] = np.frombuffer(size.to_bytes(8, "little"), np.uint8)
+        row[:size] = torch.from_numpy(filled)
+        if first.backend == "cuda":
+            row[size:] = torch.from_dlpack(weight.bytes)
+        else:
+            row.numpy()[size:] = weight.bytes
     return packed
 
 
 class QuantExperts(nn.Module):
     """y = Σ_j top_k_weights[t,j] · expert_{top_k_index[t,j]}(x[t]): what takes the place of the experts of transformers' models.
 
-    gate_up, down: nibble.PackedExperts. activation: of the glu. The result has x's type. Experts have no gradient, and run on the CPU.
+    gate_up, down: nibble.PackedExperts. activation: of the glu. The result has x's type. Experts have no gradient. Moved to a GPU, they
+    are packed anew for it; there each expert is packed alone first, so that a layer needs its memory twice for a moment.
     """
 
     gate_up: Tensor
@@ -79,14 +87,18 @@ class QuantExperts(nn.Module):
         super().__init__()
         self.activation, self.num_experts = activation, len(gate_up)
         self.hidden_size, self.out_size = gate_up.k, down.n
-        self.register_buffer("gate_up", _stacked(gate_up))
-        self.register_buffer("down", _stacked(down))
+        self.register_buffer("gate_up", _stacked([gate_up[e] for e in range(len(gate_up))]))
+        self.register_buffer("down", _stacked([down[e] for e in range(len(down))]))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        device = fn(torch.empty(0)).device
-        if device.type != "cpu":
-            raise Unsupported(f"experts run on the CPU only, and the model is to move to {device}; convert it with skip='experts'")
-        return self  # bytes have no other type
+        device = fn(torch.empty(0, device=self.gate_up.device)).device
+        if device.type not in ("cpu", "cuda"):
+            raise Unsupported(f"experts run on CPUs and NVIDIA GPUs, and the model is to move to {device}; convert it with skip='experts'")
+        if device != self.gate_up.device:  # bytes have no other type, and another device another layout
+            for name in ("gate_up", "down"):
+                rows = [nt._placed(row, device) for row in getattr(self, name).unbind()]
+                setattr(self, name, _stacked([nt._weight(row) for row in rows]))
+        return self
 
     def extra_repr(self) -> str:
         first = _experts(self.gate_up)[0]
@@ -128,8 +140,6 @@ def from_module(module: nn.Module, scheme: str) -> QuantExperts:
     """Of experts that are floats, quantized one by one. Raises Unsupported for a layer that computes something else."""
     # As transformers' use_experts_implementation() describes them.
     transposed, by_turns = getattr(module, "is_transposed", False), not getattr(module, "is_concatenated", True)
-    if module.down_proj.device.type != "cpu":
-        raise Unsupported(f"its experts are on {module.down_proj.device}, and run on the CPU only")
     if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
         raise Unsupported("its experts have no gate, or a norm of their own")
     activation, limits = activation_of(module)

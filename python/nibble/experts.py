@@ -1,4 +1,4 @@
-"""Mixture of experts: layers of the same sizes, of which every token goes through a few. On the CPU.
+"""Mixture of experts: layers of the same sizes, of which every token goes through a few.
 
     gate_up = nibble.pack_experts((nibble.join([gate, up]) for gate, up in layers), glu=True)
     down = nibble.pack_experts(downs)
@@ -21,7 +21,10 @@ class PackedExperts:
     """Packed weights of the same sizes, scheme, layout and specification; experts[e] is a PackedWeight."""
 
     def __init__(self, weights: Sequence[nibble.PackedWeight]) -> None:
-        """Of weights in host memory, whose memory is kept. Raises InvalidArgument where they differ, with the expert and the values."""
+        """Of weights in host memory, or on one GPU. Their memory is kept; weights on a GPU that are not equally far apart are copied.
+
+        Raises InvalidArgument where they differ, with the expert and the values.
+        """
         self._weights = list(weights)
         self._experts = _core.PackedExperts([weight._weight for weight in self._weights])
 
@@ -73,6 +76,7 @@ def moe(
     same shape. gate_up was packed with glu=True; then activation is that of its first half. A layer without a gate is packed without
     it. residual: [..., N]. out_dtype: f32, f16 or bf16, by default that of x, which the result between the two layers has, too.
     out: written and returned. kernel: force one by name.
+    On a GPU, where the experts and all arrays are, nothing waits for the host and ids are not checked: those outside 0 ... E - 1 are none.
     Raises InvalidArgument with the values that do not fit; nothing has been written then.
     """
     return _core.moe(gate_up._experts, down._experts, x, ids, weights, activation, residual, out_dtype, out, kernel)

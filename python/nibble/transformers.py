@@ -203,9 +203,6 @@ class NibbleQuantizer(HfQuantizer):
 
     def _experts(self, own: str, unread: _UnreadExperts, modules: Mapping[str, nibble.Module], device: torch.device) -> nt.QuantExperts:
         """The experts of a layer, read and packed one by one."""
-        if device.type != "cpu":
-            raise Unsupported(f"{own}: experts run on the CPU only, and the model is loaded to {device}")
-
         def packed(tensor: str, **glu: Any) -> nibble.PackedExperts:
             names = unread.names[tensor]
             parts = 1 + max((place for _, place in names), default=0)

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <memory>
 #include <span>
+#include <utility>
 
 namespace nibble::python {
 namespace {
@@ -522,7 +523,8 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
 nb::object moe(Experts& gate_up, const Experts& down, nb::handle x, nb::handle ids, nb::handle weights,
                std::string_view activation, nb::handle residual, nb::handle out_dtype, nb::handle out, std::string_view kernel) {
   const Call call(x, nb::none());
-  if (call.backend() != Backend::cpu) throw Failure(StatusCode::unsupported, "x is on a GPU; experts run in host memory only");
+  for (const Experts* experts : {&std::as_const(gate_up), &down})
+    call.check_place(nb::cast<const Weight&>(experts->weights.front()), "x");
   Input a = call.in(x, "x", 2);
   std::vector<std::int64_t> dims(shape_of(a).begin(), shape_of(a).end());
   if (dims.size() < 2 || dims.back() != gate_up.packed.k())
@@ -556,12 +558,21 @@ nb::object moe(Experts& gate_up, const Experts& down, nb::handle x, nb::handle i
     found = std::prev(gate_up.plans.end());
   }
   const MoePlan plan = found->plan;
-  const Status status = [&] {
+  const MoeOperands operands{.ids = chosen.view, .weights = factors.view, .residual = added.view};
+  Status status;
+  if (call.backend() == Backend::cuda) {
+    for (const Input* each : {&chosen, &factors, &added}) each->beside(d);
+    a.beside(d);
+    const auto bytes = static_cast<std::int64_t>(plan.workspace_bytes());
+    const Output memory = call.made(call.empty({&bytes, 1}, DType::u8));
+    const std::span workspace(static_cast<std::byte*>(memory.view.data), static_cast<std::size_t>(bytes));
+    const nb::gil_scoped_release release;
+    status = plan.run(gate_up.packed, down.packed, a.view, operands, d.view, workspace, call.stream());
+  } else {
     const nb::gil_scoped_release release;
     const Scratch memory(plan.workspace_bytes());
-    return plan.run(gate_up.packed, down.packed, a.view, {.ids = chosen.view, .weights = factors.view, .residual = added.view},
-                    d.view, memory.span());
-  }();
+    status = plan.run(gate_up.packed, down.packed, a.view, operands, d.view, memory.span());
+  }
   check(status);
   return out.is_none() ? call.finish(std::move(result)) : result;
 }

@@ -13,7 +13,8 @@ Status run_grouped(const nib_grouped_plan* plan_handle, const nib_experts* exper
   NIBBLE_ASSIGN_OR_RETURN(const nib_expert_rows described, read("nib_expert_rows", given_rows));
   NIBBLE_ASSIGN_OR_RETURN(const nib_operands operands, read("nib_operands", given));
   NIBBLE_ASSIGN_OR_RETURN(const std::span<std::byte> scratch, scratch_memory(workspace, workspace_bytes));
-  NIBBLE_RETURN_IF_ERROR(without_stream(stream));
+  const bool on_gpu = experts->backend() == Backend::cuda;
+  if (!on_gpu) NIBBLE_RETURN_IF_ERROR(without_stream(stream));
   NIBBLE_ASSIGN_OR_RETURN(const TensorView a, view("a", operands.a));
   NIBBLE_ASSIGN_OR_RETURN(const TensorView d, view("d", operands.d));
   ExpertRows rows;
@@ -21,6 +22,7 @@ Status run_grouped(const nib_grouped_plan* plan_handle, const nib_experts* exper
   NIBBLE_ASSIGN_OR_RETURN(rows.counts, view("counts", described.counts));
   NIBBLE_ASSIGN_OR_RETURN(rows.rows, view("rows", described.rows));
   NIBBLE_ASSIGN_OR_RETURN(const Operands args, plan_operands(operands));
+  if (on_gpu) return plan->run(*experts, a, rows, d, args, scratch, Stream{stream});
   NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(operands.context));
   return plan->run(*experts, a, rows, d, args, scratch, threads);
 }
@@ -32,13 +34,15 @@ Status run_moe(const nib_moe_plan* plan_handle, const nib_experts* gate_up_handl
   NIBBLE_ASSIGN_OR_RETURN(const PackedExperts* down, open(down_handle));
   NIBBLE_ASSIGN_OR_RETURN(const nib_moe_operands operands, read("nib_moe_operands", given));
   NIBBLE_ASSIGN_OR_RETURN(const std::span<std::byte> scratch, scratch_memory(workspace, workspace_bytes));
-  NIBBLE_RETURN_IF_ERROR(without_stream(stream));
+  const bool on_gpu = gate_up->backend() == Backend::cuda;
+  if (!on_gpu) NIBBLE_RETURN_IF_ERROR(without_stream(stream));
   NIBBLE_ASSIGN_OR_RETURN(const TensorView x, view("x", operands.x));
   NIBBLE_ASSIGN_OR_RETURN(const TensorView d, view("d", operands.d));
   MoeOperands args;
   NIBBLE_ASSIGN_OR_RETURN(args.ids, view("ids", operands.ids));
   NIBBLE_ASSIGN_OR_RETURN(args.weights, view("weights", operands.weights));
   NIBBLE_ASSIGN_OR_RETURN(args.residual, view("residual", operands.residual));
+  if (on_gpu) return plan->run(*gate_up, *down, x, args, d, scratch, Stream{stream});
   NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(operands.context));
   return plan->run(*gate_up, *down, x, args, d, scratch, threads);
 }

@@ -17,30 +17,31 @@ namespace nibble::experts {
 
 constexpr std::size_t kAlignment = Buffer::kAlignment;
 /// Rounded up to where the next part of a workspace begins.
-constexpr std::size_t padded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+constexpr std::size_t padded(std::size_t bytes, std::size_t to = kAlignment) { return (bytes + to - 1) / to * to; }
 
 /// The parts of a workspace, one after the other.
 class Arena {
  public:
   /// Errors: invalid_argument where it has fewer than `needed` bytes, alignment included.
-  static Result<Arena> of(std::span<std::byte> workspace, std::size_t needed) {
+  static Result<Arena> of(std::span<std::byte> workspace, std::size_t needed, std::size_t alignment = kAlignment) {
     if (workspace.size() < needed)
       return error(StatusCode::invalid_argument, "the workspace has {} bytes, this plan needs {}; see workspace_bytes()",
                    workspace.size(), needed);
     const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
-    return Arena(workspace.subspan(padded(address) - address));
+    return Arena(workspace.subspan(padded(address, alignment) - address), alignment);
   }
   template <class T>
   std::span<T> take(std::size_t count) {
     const std::span<T> part(reinterpret_cast<T*>(rest_.data()), count);
-    rest_ = rest_.subspan(padded(count * sizeof(T)));
+    rest_ = rest_.subspan(padded(count * sizeof(T), alignment_));
     return part;
   }
   std::span<std::byte> rest() const { return rest_; }
 
  private:
-  explicit Arena(std::span<std::byte> rest) : rest_(rest) {}
+  Arena(std::span<std::byte> rest, std::size_t alignment) : rest_(rest), alignment_(alignment) {}
   std::span<std::byte> rest_;
+  std::size_t alignment_;
 };
 
 /// The threads that a plan prepares for.

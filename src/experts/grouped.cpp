@@ -6,25 +6,14 @@
 #include "core/error.hpp"
 #include "core/sizes.hpp"
 #include "epilogue/epilogue.hpp"
-#include "experts/check.hpp"
-#include "experts/shares.hpp"
-#include "nibble/experts.hpp"
+#include "experts/device_rows.hpp"
+#include "experts/grouped_plan.hpp"
+#include "plan/experts_plan.hpp"
 
 namespace nibble {
 
 using experts::rows_of;
 using experts::Share;
-
-struct GroupedPlan::Impl {
-  Plan plan;
-  LinearSpec spec;
-  std::int64_t experts, n, k;
-  experts::Shares shares;
-
-  std::size_t row_bytes() const { return static_cast<std::size_t>(k * bits(spec.a_dtype) / 8); }
-  std::size_t gathered_bytes() const { return experts::padded(static_cast<std::size_t>(spec.m_max) * row_bytes()); }
-  std::size_t shares_bytes() const { return experts::padded(static_cast<std::size_t>(experts) * sizeof(Share)); }
-};
 
 namespace {
 
@@ -40,9 +29,10 @@ Status check_operands(const LinearSpec& spec) {
   return {};
 }
 
-/// The number of rows that A and D have, after a check of what the three say about them.
-Result<std::int64_t> check_rows(const ExpertRows& rows, std::int64_t experts, const ConstTensorView& a, const TensorView& d,
-                                const GroupedPlan::Impl& impl) {
+}  // namespace
+
+Status experts::check_shapes(const ExpertRows& rows, std::int64_t experts, const ConstTensorView& a, const TensorView& d,
+                             const GroupedPlan::Impl& impl) {
   const bool padded = !rows.counts.empty();
   if (padded == !rows.offsets.empty() || (padded && !rows.rows.empty()))
     return error(StatusCode::invalid_argument, "ExpertRows takes offsets, with rows or without, or counts alone");
@@ -59,41 +49,16 @@ Result<std::int64_t> check_rows(const ExpertRows& rows, std::int64_t experts, co
                  "A is {} with {} columns and D {} with {}, the plan takes {} with {} and writes {} with {}", name(a.dtype),
                  a.dim(rank - 1), name(d.dtype), d.dim(rank - 1), name(impl.spec.a_dtype), impl.k, name(impl.spec.epilogue.out),
                  columns);
-  const std::int64_t d_rows = d.dim(rank - 2);
-  std::int64_t all = 0;
-  if (padded) {
-    if (a.dim(0) != experts || d.dim(0) != experts || a.dim(1) != d_rows)
-      return error(StatusCode::invalid_argument, "A is [{},{},K] and D [{},{},N], with {} experts", a.dim(0), a.dim(1), d.dim(0),
-                   d_rows, experts);
-    for (std::int64_t e = 0; e < experts; ++e) {
-      const std::int64_t count = experts::index_at(rows.counts, e);
-      if (count < 0 || count > d_rows)
-        return error(StatusCode::invalid_argument, "counts[{}]={} is outside [0, {}]", e, count, d_rows);
-      all += count;
-    }
-  } else {
-    for (std::int64_t e = 0; e <= experts; ++e) {
-      const std::int64_t at = experts::index_at(rows.offsets, e);
-      if (e == 0 ? at != 0 : at < all)
-        return error(StatusCode::invalid_argument, "offsets[{}]={}: they rise from 0, and the one before is {}", e, at, all);
-      all = at;
-    }
-    if (all != d_rows || (rows.rows.empty() && all != a.dim(0)))
-      return error(StatusCode::invalid_argument, "offsets end at {}, A has {} rows and D {}", all, a.dim(0), d_rows);
-  }
-  if (all > impl.spec.m_max) return error(StatusCode::invalid_argument, "{} rows, the plan takes up to {}", all, impl.spec.m_max);
-  if (rows.rows.empty()) return all;
-  if (!is_compute_float(impl.spec.a_dtype))
+  if (padded && (a.dim(0) != experts || d.dim(0) != experts || a.dim(1) != d.dim(1)))
+    return error(StatusCode::invalid_argument, "A is [{},{},K] and D [{},{},N], with {} experts", a.dim(0), a.dim(1), d.dim(0),
+                 d.dim(1), experts);
+  if (!rows.rows.empty() && !is_compute_float(impl.spec.a_dtype))
     return error(StatusCode::unsupported, "rows are for an A of floats, not of {}", name(impl.spec.a_dtype));
-  NIBBLE_RETURN_IF_ERROR(experts::check_indices("rows", rows.rows, {all}));
-  for (std::int64_t i = 0; i < all; ++i)
-    if (const std::int64_t row = experts::index_at(rows.rows, i); row < 0 || row >= a.dim(0))
-      return error(StatusCode::invalid_argument, "rows[{}]={} is outside [0, {}]", i, row, a.dim(0) - 1);
-  return all;
+  return {};
 }
 
-/// Whatever a run of one expert would refuse is refused before any has run: operands have as many rows as A, which with counts none has.
-Status check_row_operands(const LinearSpec& spec, const Operands& operands, const TensorView& d, bool padded, std::int64_t rows) {
+Status experts::check_row_operands(const LinearSpec& spec, const Operands& operands, const TensorView& d, bool padded,
+                                   std::int64_t rows) {
   EpilogueSpec epilogue = spec.epilogue;
   if (epilogue.bias && !operands.bias.empty())
     return error(StatusCode::invalid_argument,
@@ -112,20 +77,61 @@ Status check_row_operands(const LinearSpec& spec, const Operands& operands, cons
   return {};
 }
 
+namespace {
+
+/// The number of rows that A and D have, after a check of what the three say about them.
+Result<std::int64_t> check_rows(const ExpertRows& rows, std::int64_t experts, const ConstTensorView& a, const TensorView& d,
+                                const GroupedPlan::Impl& impl) {
+  NIBBLE_RETURN_IF_ERROR(experts::check_shapes(rows, experts, a, d, impl));
+  const bool padded = !rows.counts.empty();
+  const std::int64_t d_rows = d.dim(d.rank - 2);
+  std::int64_t all = 0;
+  if (padded) {
+    for (std::int64_t e = 0; e < experts; ++e) {
+      const std::int64_t count = experts::index_at(rows.counts, e);
+      if (count < 0 || count > d_rows)
+        return error(StatusCode::invalid_argument, "counts[{}]={} is outside [0, {}]", e, count, d_rows);
+      all += count;
+    }
+  } else {
+    for (std::int64_t e = 0; e <= experts; ++e) {
+      const std::int64_t at = experts::index_at(rows.offsets, e);
+      if (e == 0 ? at != 0 : at < all)
+        return error(StatusCode::invalid_argument, "offsets[{}]={}: they rise from 0, and the one before is {}", e, at, all);
+      all = at;
+    }
+    if (all != d_rows || (rows.rows.empty() && all != a.dim(0)))
+      return error(StatusCode::invalid_argument, "offsets end at {}, A has {} rows and D {}", all, a.dim(0), d_rows);
+  }
+  if (all > impl.spec.m_max) return error(StatusCode::invalid_argument, "{} rows, the plan takes up to {}", all, impl.spec.m_max);
+  if (rows.rows.empty()) return all;
+  NIBBLE_RETURN_IF_ERROR(experts::check_indices("rows", rows.rows, {all}));
+  for (std::int64_t i = 0; i < all; ++i)
+    if (const std::int64_t row = experts::index_at(rows.rows, i); row < 0 || row >= a.dim(0))
+      return error(StatusCode::invalid_argument, "rows[{}]={} is outside [0, {}]", i, row, a.dim(0) - 1);
+  return all;
+}
+
 }  // namespace
 
 Result<GroupedPlan> GroupedPlan::make(const PackedExperts& experts, const LinearSpec& spec, const PlanOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(check_operands(spec));
-  Result<Plan> plan = Plan::linear(experts[0], spec, options);
+  const bool on_gpu = experts.backend() == Backend::cuda;
+  if (on_gpu) NIBBLE_RETURN_IF_ERROR(experts::check_device_experts(experts.count()));
+  Result<Plan> plan =
+      on_gpu ? plan_experts(experts.for_plans(), experts.count(), spec, options) : Plan::linear(experts[0], spec, options);
   if (!plan.ok()) return plan.status();
   const Plan* const plans[] = {&*plan};
-  experts::Shares shares(experts.count(), spec.m_max, experts::threads_of(options), plans);
-  return GroupedPlan(std::make_shared<Impl>(Impl{*std::move(plan), spec, experts.count(), experts.n(), experts.k(), shares}));
+  const experts::Shares shares =
+      on_gpu ? experts::Shares() : experts::Shares(experts.count(), spec.m_max, experts::threads_of(options), plans);
+  return GroupedPlan(
+      std::make_shared<Impl>(Impl{*std::move(plan), spec, experts.count(), experts.n(), experts.k(), experts.backend(), shares}));
 } catch (...) {
   return caught();
 }
 
 std::size_t GroupedPlan::workspace_bytes() const {
+  if (impl_->memory == Backend::cuda) return impl_->device_workspace_bytes();
   return experts::kAlignment + impl_->shares_bytes() + impl_->gathered_bytes() + impl_->shares.workspace_bytes();
 }
 
@@ -134,10 +140,13 @@ const Plan& GroupedPlan::expert_plan() const { return impl_->plan; }
 Status GroupedPlan::run(const PackedExperts& experts, const ConstTensorView& a, const ExpertRows& rows, const TensorView& d,
                         const Operands& operands, std::span<std::byte> workspace, Executor* executor) const try {
   const Impl& impl = *impl_;
+  if (impl.memory == Backend::cuda)
+    return error(StatusCode::invalid_argument,
+                 "the experts are in device memory: pass a nibble::Stream to run(), not an executor");
   NIBBLE_RETURN_IF_ERROR(experts::check_experts(experts, impl.experts, impl.n, impl.k));
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t all, check_rows(rows, impl.experts, a, d, impl));
   const bool padded = !rows.counts.empty();
-  NIBBLE_RETURN_IF_ERROR(check_row_operands(impl.spec, operands, d, padded, all));
+  NIBBLE_RETURN_IF_ERROR(experts::check_row_operands(impl.spec, operands, d, padded, all));
   NIBBLE_ASSIGN_OR_RETURN(experts::Arena arena, experts::Arena::of(workspace, workspace_bytes()));
   const std::span<Share> shares = arena.take<Share>(static_cast<std::size_t>(impl.experts));
   std::byte* const gathered = arena.take<std::byte>(impl.gathered_bytes()).data();
@@ -174,6 +183,17 @@ Status GroupedPlan::run(const PackedExperts& experts, const ConstTensorView& a, 
                            }
                            return impl.plan.run(experts[share.expert], from, to, own, scratch, &threads);
                          });
+} catch (...) {
+  return caught();
+}
+
+Status GroupedPlan::run(const PackedExperts& experts, const ConstTensorView& a, const ExpertRows& rows, const TensorView& d,
+                        const Operands& operands, std::span<std::byte> workspace, Stream stream) const try {
+  if (impl_->memory != Backend::cuda)
+    return error(StatusCode::invalid_argument, "the experts are in host memory: run() takes no stream for them");
+  NIBBLE_RETURN_IF_ERROR(experts::check_experts(experts, impl_->experts, impl_->n, impl_->k));
+  NIBBLE_RETURN_IF_ERROR(experts::check_shapes(rows, impl_->experts, a, d, *impl_));
+  return impl_->run_on_device(experts, a, rows, d, operands, workspace, stream);
 } catch (...) {
   return caught();
 }

@@ -14,33 +14,12 @@
 #include "core/error.hpp"
 #include "core/sizes.hpp"
 #include "epilogue/epilogue.hpp"
-#include "experts/check.hpp"
-#include "experts/shares.hpp"
-#include "nibble/experts.hpp"
+#include "experts/moe_plan.hpp"
+#include "plan/experts_plan.hpp"
 
 namespace nibble {
 
 using experts::Share;
-
-struct MoePlan::Impl {
-  MoeSpec spec;
-  EpilogueSpec sum;  // of the weighted sum: the residual and the type of D
-  Plan gate_up, down;
-  DType x_type, hidden_type;
-  std::int64_t experts, k, hidden, n;
-  std::int64_t gate_up_n;
-  experts::Shares shares;
-
-  std::size_t pairs() const { return static_cast<std::size_t>(spec.tokens_max * spec.top_k); }
-  std::size_t x_row() const { return static_cast<std::size_t>(k * bits(x_type) / 8); }
-  std::size_t hidden_row() const { return static_cast<std::size_t>(hidden * bits(hidden_type) / 8); }
-  std::size_t workspace_bytes() const {
-    return experts::kAlignment + experts::padded(static_cast<std::size_t>(experts) * sizeof(Share)) +
-           2 * experts::padded(pairs() * sizeof(std::int32_t)) + experts::padded(pairs() * x_row()) +
-           experts::padded(pairs() * hidden_row()) + experts::padded(pairs() * static_cast<std::size_t>(n) * sizeof(float)) +
-           shares.workspace_bytes();
-  }
-};
 
 namespace {
 
@@ -52,7 +31,6 @@ Status check_matrix(std::string_view what, const ConstTensorView& v, DType type,
 
 /// Each id is an expert or −1, and no token has an expert twice.
 Status check_ids(const ConstTensorView& ids, std::int64_t tokens, std::int64_t top_k, std::int64_t experts) {
-  NIBBLE_RETURN_IF_ERROR(experts::check_indices("ids", ids, {tokens, top_k}));
   for (std::int64_t t = 0; t < tokens; ++t)
     for (std::int64_t j = 0; j < top_k; ++j) {
       const std::int64_t id = experts::index_at(ids, t, j);
@@ -96,14 +74,24 @@ Result<MoePlan> MoePlan::make(const PackedExperts& gate_up, const LinearSpec& ga
     return error(StatusCode::unsupported, "D of a layer of experts is f32, f16 or bf16, not {}", name(spec.out));
   NIBBLE_RETURN_IF_ERROR(
       check_elements("the pairs of tokens and experts", {spec.tokens_max, spec.top_k, std::max(down.n(), gate_up.k())}));
-  first.m_max = second.m_max = spec.tokens_max;
+  if (gate_up.backend() != down.backend())
+    return error(StatusCode::invalid_argument, "the experts of gate_up are in {} memory, those of down in {} memory",
+                 gate_up.backend() == Backend::cuda ? "device" : "host", down.backend() == Backend::cuda ? "device" : "host");
+  const bool on_gpu = gate_up.backend() == Backend::cuda;
+  first.m_max = second.m_max = spec.tokens_max * (on_gpu ? spec.top_k : 1);
   first.epilogue.bias = gate_up[0].has_bias();
-  second.epilogue.bias = down[0].has_bias();
+  second.epilogue.bias = !on_gpu && down[0].has_bias();  // on the GPU the sum adds it
   second.epilogue.out = DType::f32;
-  NIBBLE_ASSIGN_OR_RETURN(Plan gate_up_plan, Plan::linear(gate_up[0], first, options));
-  NIBBLE_ASSIGN_OR_RETURN(Plan down_plan, Plan::linear(down[0], second, options));
+  const auto planned = [&](const PackedExperts& each, const LinearSpec& of) {
+    return on_gpu ? plan_experts(each.for_plans(), each.count(), of, options) : Plan::linear(each[0], of, options);
+  };
+  NIBBLE_ASSIGN_OR_RETURN(Plan gate_up_plan, planned(gate_up, first));
+  NIBBLE_ASSIGN_OR_RETURN(Plan down_plan, planned(down, second));
+  if (on_gpu) NIBBLE_RETURN_IF_ERROR(experts::check_device_experts(gate_up.count()));
   const Plan* const plans[] = {&gate_up_plan, &down_plan};
-  const experts::Shares shares(gate_up.count(), product({spec.tokens_max, spec.top_k}), experts::threads_of(options), plans);
+  const experts::Shares shares =
+      on_gpu ? experts::Shares()
+             : experts::Shares(gate_up.count(), product({spec.tokens_max, spec.top_k}), experts::threads_of(options), plans);
   return MoePlan(std::make_shared<Impl>(Impl{.spec = spec,
                                              .sum = {.residual = spec.residual, .out = spec.out},
                                              .gate_up = gate_up_plan,
@@ -115,6 +103,7 @@ Result<MoePlan> MoePlan::make(const PackedExperts& gate_up, const LinearSpec& ga
                                              .hidden = hidden,
                                              .n = down.n(),
                                              .gate_up_n = gate_up.n(),
+                                             .memory = gate_up.backend(),
                                              .shares = shares}));
 } catch (...) {
   return caught();
@@ -124,23 +113,44 @@ std::size_t MoePlan::workspace_bytes() const { return impl_->workspace_bytes(); 
 const Plan& MoePlan::gate_up_plan() const { return impl_->gate_up; }
 const Plan& MoePlan::down_plan() const { return impl_->down; }
 
+Status MoePlan::Impl::check(const PackedExperts& gate_up_experts, const PackedExperts& down_experts, const ConstTensorView& x,
+                            const MoeOperands& operands, const TensorView& d) const {
+  NIBBLE_RETURN_IF_ERROR(experts::check_experts(gate_up_experts, experts, gate_up_n, k));
+  NIBBLE_RETURN_IF_ERROR(experts::check_experts(down_experts, experts, n, hidden));
+  const std::int64_t tokens = x.rank == 2 ? x.dim(0) : 0, top_k = spec.top_k;
+  if (tokens < 1 || tokens > spec.tokens_max)
+    return error(StatusCode::invalid_argument, "x has {} tokens, the plan takes 1…{}", tokens, spec.tokens_max);
+  NIBBLE_RETURN_IF_ERROR(check_matrix("x", x, x_type, tokens, k));
+  NIBBLE_RETURN_IF_ERROR(check_matrix("D", d, spec.out, tokens, n));
+  NIBBLE_RETURN_IF_ERROR(experts::check_indices("ids", operands.ids, {tokens, top_k}));
+  const ConstTensorView& weights = operands.weights;
+  if (weights.empty() || weights.dtype != DType::f32 || weights.rank != 2 || weights.dim(0) != tokens || weights.dim(1) != top_k)
+    return error(StatusCode::invalid_argument, "weights must be f32 [{},{}], got {}", tokens, top_k, experts::described(weights));
+  return epilogue::check_args(sum, {.residual = operands.residual}, d);
+}
+
+Status MoePlan::run(const PackedExperts& gate_up, const PackedExperts& down, const ConstTensorView& x,
+                    const MoeOperands& operands, const TensorView& d, std::span<std::byte> workspace, Stream stream) const try {
+  if (impl_->memory != Backend::cuda)
+    return error(StatusCode::invalid_argument, "the experts are in host memory: run() takes no stream for them");
+  NIBBLE_RETURN_IF_ERROR(impl_->check(gate_up, down, x, operands, d));
+  return impl_->run_on_device(gate_up, down, x, operands, d, workspace, stream);
+} catch (...) {
+  return caught();
+}
+
 Status MoePlan::run(const PackedExperts& gate_up, const PackedExperts& down, const ConstTensorView& x,
                     const MoeOperands& operands, const TensorView& d, std::span<std::byte> workspace, Executor* executor) const
     try {
   const Impl& impl = *impl_;
-  NIBBLE_RETURN_IF_ERROR(experts::check_experts(gate_up, impl.experts, impl.gate_up_n, impl.k));
-  NIBBLE_RETURN_IF_ERROR(experts::check_experts(down, impl.experts, impl.n, impl.hidden));
-  const std::int64_t tokens = x.rank == 2 ? x.dim(0) : 0, top_k = impl.spec.top_k;
-  if (tokens < 1 || tokens > impl.spec.tokens_max)
-    return error(StatusCode::invalid_argument, "x has {} tokens, the plan takes 1…{}", tokens, impl.spec.tokens_max);
-  NIBBLE_RETURN_IF_ERROR(check_matrix("x", x, impl.x_type, tokens, impl.k));
-  NIBBLE_RETURN_IF_ERROR(check_matrix("D", d, impl.spec.out, tokens, impl.n));
+  if (impl.memory == Backend::cuda)
+    return error(StatusCode::invalid_argument,
+                 "the experts are in device memory: pass a nibble::Stream to run(), not an executor");
+  NIBBLE_RETURN_IF_ERROR(impl.check(gate_up, down, x, operands, d));
+  const std::int64_t tokens = x.dim(0), top_k = impl.spec.top_k;
   NIBBLE_RETURN_IF_ERROR(check_ids(operands.ids, tokens, top_k, impl.experts));
   const ConstTensorView& weights = operands.weights;
-  if (weights.empty() || weights.dtype != DType::f32 || weights.rank != 2 || weights.dim(0) != tokens || weights.dim(1) != top_k)
-    return error(StatusCode::invalid_argument, "weights must be f32 [{},{}], got {}", tokens, top_k, experts::described(weights));
   const Operands last{.residual = operands.residual};
-  NIBBLE_RETURN_IF_ERROR(epilogue::check_args(impl.sum, last, d));
   NIBBLE_ASSIGN_OR_RETURN(experts::Arena arena, experts::Arena::of(workspace, workspace_bytes()));
   const std::span<Share> shares = arena.take<Share>(static_cast<std::size_t>(impl.experts));
   const std::span<std::int32_t> pairs = arena.take<std::int32_t>(impl.pairs());   // t · top_k + j, by place

@@ -7,6 +7,7 @@
 #include "core/buffer.hpp"
 #include "core/error.hpp"
 #include "core/sizes.hpp"
+#include "kernels/cuda/launch/launch.hpp"
 #include "layouts/layout.hpp"
 #include "nibble/experts.hpp"
 
@@ -46,11 +47,105 @@ Facts facts_of(const PackedWeight& weight) { return {weight.desc(), weight.has_b
 
 std::size_t PackedExperts::nbytes() const { return experts_.size() * experts_.front().bytes().size(); }
 
+namespace {
+
+/// Copies parts of equal size into one allocation of device memory, `pitch` bytes apart.
+template <class Part>
+Result<std::shared_ptr<DeviceMemory>> side_by_side(std::int64_t count, std::size_t pitch, Part part) {
+  const auto bytes = static_cast<std::size_t>(product({static_cast<std::int64_t>(pitch), count}));
+  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::allocate(bytes));
+  for (std::int64_t e = 0; e < count; ++e) {
+    const Buffer& from = part(e);
+    NIBBLE_RETURN_IF_ERROR(cuda::copy_on_device(memory.data() + static_cast<std::size_t>(e) * pitch, from.data(), from.size()));
+  }
+  return std::make_shared<DeviceMemory>(std::move(memory));
+}
+
+/// The buffer of expert e in such an allocation.
+Buffer part_of(const std::shared_ptr<DeviceMemory>& all, std::int64_t e, std::size_t pitch, std::size_t size) {
+  return {all->data() + static_cast<std::size_t>(e) * pitch, size, all};
+}
+
+}  // namespace
+
+/// The bytes between experts, where they are the same for all, as of weights that lie in one tensor; else 0.
+std::size_t common_pitch(std::span<const PackedWeight> weights) {
+  const auto at = [&](std::size_t e) { return weights[e].bytes().data(); };
+  if (weights.size() == 1) return weights[0].bytes().size();
+  const std::ptrdiff_t pitch = at(1) - at(0);
+  if (pitch < std::ssize(weights[0].bytes())) return 0;
+  for (std::size_t e = 2; e < weights.size(); ++e)
+    if (at(e) - at(e - 1) != pitch) return 0;
+  return static_cast<std::size_t>(pitch);
+}
+
+Result<PackedExperts> PackedExperts::on_device(std::vector<PackedWeight> weights) {
+  const auto count = std::ssize(weights);
+  const auto data = [&](std::int64_t e) -> const PackedWeightData& { return weights[static_cast<std::size_t>(e)].data(); };
+  constexpr std::size_t kApart = 256;  // as cudaMalloc aligns
+  const std::size_t there = common_pitch(weights);
+  const std::size_t pitch = there != 0 ? there : (data(0).bytes.size() + kApart - 1) / kApart * kApart;
+  using OnDevice = PackedWeightData::OnDevice;
+  Buffer OnDevice::*const kParts[] = {&OnDevice::perm, &OnDevice::prescale, &OnDevice::bias};
+  std::shared_ptr<DeviceMemory> copied;
+  if (there == 0) {
+    NIBBLE_ASSIGN_OR_RETURN(copied, side_by_side(count, pitch, [&](std::int64_t e) -> const Buffer& { return data(e).bytes; }));
+  }
+  /// Records of expert e: of the copy, or where they are, as long as the weight lives.
+  const auto records = [&](std::int64_t e) {
+    if (copied != nullptr) return part_of(copied, e, pitch, data(e).bytes.size());
+    auto owner = std::make_shared<PackedWeight>(weights[static_cast<std::size_t>(e)]);
+    return Buffer(const_cast<std::byte*>(data(e).bytes.data()), data(e).bytes.size(), std::move(owner));
+  };
+  std::shared_ptr<DeviceMemory> parts[std::size(kParts)];
+  for (std::size_t i = 0; i < std::size(kParts); ++i) {
+    const std::size_t size = (data(0).device.*kParts[i]).size();
+    if (size == 0) continue;
+    NIBBLE_ASSIGN_OR_RETURN(
+        parts[i], side_by_side(count, size, [&](std::int64_t e) -> const Buffer& { return data(e).device.*kParts[i]; }));
+  }
+  std::shared_ptr<const DeviceMemory> scale2;
+  if (data(0).scale2) {
+    std::vector<float> scales(static_cast<std::size_t>(count));
+    for (std::int64_t e = 0; e < count; ++e) scales[static_cast<std::size_t>(e)] = data(e).scale2.value_or(1.0f);
+    NIBBLE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::allocate(scales.size() * sizeof(float)));
+    NIBBLE_RETURN_IF_ERROR(copy_to_device(memory.data(), scales.data(), memory.size()));
+    scale2 = std::make_shared<const DeviceMemory>(std::move(memory));
+  }
+  NIBBLE_RETURN_IF_ERROR(synchronize());  // before what was copied is freed
+  std::vector<PackedWeight> experts;
+  for (std::int64_t e = 0; e < count; ++e) {
+    auto own = std::make_shared<PackedWeightData>();
+    static_cast<PackedWeightHeader&>(*own) = data(e);
+    own->bytes = records(e);
+    for (std::size_t i = 0; i < std::size(kParts); ++i)
+      if (const std::size_t size = (data(e).device.*kParts[i]).size(); size != 0)
+        own->device.*kParts[i] = part_of(parts[i], e, size, size);
+    experts.emplace_back(std::move(own), weights[static_cast<std::size_t>(e)].spec());
+  }
+  auto plain = std::make_shared<PackedWeightData>();
+  static_cast<PackedWeightHeader&>(*plain) = data(0);
+  plain->bytes = records(0);
+  if (parts[2] != nullptr) plain->device.bias = part_of(parts[2], 0, data(0).device.bias.size(), data(0).device.bias.size());
+  plain->perm.clear(), plain->prescale = {}, plain->prescale_f32.clear(), plain->scale2.reset();
+  PackedExperts packed(std::move(experts));
+  packed.for_plans_.emplace(std::move(plain), weights.front().spec());
+  packed.scale2_ = std::move(scale2);
+  return packed;
+}
+
+namespace {
+
+Result<PackedExperts> of_weights(std::vector<PackedWeight> weights) {
+  if (weights.front().backend() == Backend::cuda) return PackedExperts::on_device(std::move(weights));
+  return PackedExperts(std::move(weights));
+}
+
+}  // namespace
+
 Result<PackedExperts> pack_experts(std::int64_t count, const std::function<Result<QuantTensor>(std::int64_t)>& read,
                                    const LinearSpec& spec, const PackOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(check_sizes({{"experts", count}}));
-  if (options.backend == Backend::cuda)
-    return error(StatusCode::unsupported, "experts are packed for the CPU only; pack each by pack() for linear plans on the GPU");
   std::vector<PackedWeight> experts;
   std::shared_ptr<Buffer> all;
   std::size_t pitch = 0;
@@ -66,6 +161,12 @@ Result<PackedExperts> pack_experts(std::int64_t count, const std::function<Resul
     const Result<PackedWeight> weight = pack(*q, spec, same);
     if (!weight.ok()) return weight.status().with_context(context(e));
     const std::span<const std::byte> bytes = weight->bytes();
+    if (weight->backend() == Backend::cuda) {
+      same.layout = weight->layout();
+      same.kernel.clear();
+      experts.push_back(*weight);
+      continue;
+    }
     if (all == nullptr) {
       same.layout = weight->layout();
       same.kernel.clear();
@@ -79,7 +180,7 @@ Result<PackedExperts> pack_experts(std::int64_t count, const std::function<Resul
     data->bytes = Buffer(std::span<const std::byte>(to, bytes.size()), all);
     experts.emplace_back(std::move(data), spec);
   }
-  return PackedExperts(std::move(experts));
+  return of_weights(std::move(experts));
 } catch (...) {
   return caught();
 }
@@ -91,15 +192,16 @@ Result<PackedExperts> experts_of(std::vector<PackedWeight> weights) try {
     return error(StatusCode::invalid_argument, "expert 0 was packed for a convolution");
   for (std::size_t e = 0; e < weights.size(); ++e) {
     const PackedWeight& weight = weights[e];
-    if (weight.backend() != Backend::cpu)
-      return error(StatusCode::unsupported, "expert {} is in device memory; layers of experts run in host memory only", e);
+    if (weight.backend() != first.backend())
+      return error(StatusCode::invalid_argument, "expert {} is in {} memory, expert 0 in {} memory", e,
+                   weight.backend() == Backend::cuda ? "device" : "host", first.backend() == Backend::cuda ? "device" : "host");
     if (const std::string what = difference(facts_of(first), facts_of(weight)); !what.empty())
       return error(StatusCode::invalid_argument, "experts 0 and {} differ: {}", e, what);
     if (weight.layout() != first.layout() || weight.spec() != first.spec())
       return error(StatusCode::invalid_argument, "experts 0 and {} were packed for other specifications or layouts ({} and {})",
                    e, first.layout(), weight.layout());
   }
-  return PackedExperts(std::move(weights));
+  return of_weights(std::move(weights));
 } catch (...) {
   return caught();
 }

@@ -38,7 +38,9 @@ void unpair_rows(QuantTensor& q) {
 
 bool needs_finish(const Problem& problem) {
   constexpr std::int64_t kTokens = 16;  // of which the GPU's kernels store a glu at no cost
-  if (problem.op != Op::linear || !problem.epilogue.glu) return false;
+  if (problem.op != Op::linear) return false;
+  if (problem.experts != 0 && problem.epilogue.bias) return true;
+  if (!problem.epilogue.glu) return false;
   return !pairs_rows(problem.epilogue, problem.scheme) || (problem.memory == Backend::cuda && problem.m > kTokens);
 }
 

@@ -9,6 +9,8 @@
 // Op::finish, applies the whole epilogue:
 //
 //   A, W ──linear──▶ sums [M,N] ──finish──▶ D [M,N/2]        f16 or bf16 where D is that, without scales; else f32
+//
+// So it does on the GPU for experts that have biases, with a glu or without, so that kernels of products need not know whose bias is whose.
 #pragma once
 
 #include "kernels/kernel.hpp"
@@ -22,7 +24,7 @@ QuantTensor with_paired_rows(const QuantTensor& q);
 /// The inverse: puts the rows of codes, scales and zeros back.
 void unpair_rows(QuantTensor& q);
 
-/// Whether a last step finishes the product of problem.m tokens, which is a glu.
+/// Whether a last step finishes the product of problem.m tokens: of a glu, or of experts with biases.
 bool needs_finish(const Problem& problem);
 /// The problem of the product before it.
 Problem product_of(const Problem& problem);

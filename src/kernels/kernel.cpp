@@ -2,6 +2,7 @@
 #include "kernels/kernel.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -112,6 +113,8 @@ Status runs_there(const Kernel& self, const Problem& problem) {
 
 Status accepts_common(const Kernel& self, const Problem& problem) {
   if (self.op != problem.op) return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
+  if (problem.experts != 0 && self.op == Op::linear && self.expert_rows == 0)
+    return error(StatusCode::unsupported, "multiplies by one weight, not by {} experts", problem.experts);
   if (problem.epilogue.reads_sums() && self.op != Op::prepare && self.backend != Backend::reference &&
       self.sums != Sums::integers)
     return error(StatusCode::unsupported, "has no integer sums, which {} needs", problem.epilogue.name());
@@ -119,6 +122,15 @@ Status accepts_common(const Kernel& self, const Problem& problem) {
   if (self.backend != Backend::cuda) NIBBLE_RETURN_IF_ERROR(runs_there(self, problem));
   NIBBLE_RETURN_IF_ERROR(accepts_weight(self, problem));
   return self.backend == Backend::cuda ? runs_there(self, problem) : Status();
+}
+
+Problem mean_expert(Problem problem) {
+  if (problem.experts == 0) return problem;
+  const std::int64_t hit = std::min(problem.experts, problem.m);
+  const double mean = static_cast<double>(problem.m) / static_cast<double>(hit);
+  problem.n *= hit;
+  problem.m = static_cast<std::int64_t>(std::ceil(mean + (hit == problem.m ? 0 : std::sqrt(mean))));
+  return problem;
 }
 
 Roofline assumed_roofline(int threads, std::optional<Isa> cpu) {

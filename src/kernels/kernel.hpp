@@ -24,6 +24,10 @@
 
 namespace nibble {
 
+namespace cuda {
+struct ExpertTiles;  // cuda/tasks/expert_tiles.hpp
+}
+
 /// With Accumulation::precise, the most channels whose FP8 products are summed with fewer bits than f32 has.
 inline constexpr int kPreciseChannels = 512;
 
@@ -102,6 +106,7 @@ struct Problem {
   const GpuInfo* gpu = nullptr;            // the same for kernels of the GPU; null: the current one
   std::optional<Isa> cpu = {};             // of a CPU that need not be there: its level; absent: this one's
   bool any_alignment = false;              // only kernels that read A wherever it lies
+  std::int64_t experts = 0;                // GPU: of a grouped product, which has m rows of all of them; 0: of one weight
 };
 
 struct Tile {
@@ -128,8 +133,10 @@ struct StepArgs {
   const void* config = nullptr;         // what configure() returned
   std::int64_t n_begin = 0, n_end = 0;  // the output channels to compute; n_end 0: to the last
   int prepare_tile = 1;                 // prepare: rows per tile, the main kernel's tile.m
-  Executor* executor = nullptr;         // CPU
-  Stream stream = {};                   // GPU: run() enqueues there and does not wait
+  const cuda::ExpertTiles* experts =
+      nullptr;                   // GPU: the rows of each expert, of which `weight` is the first; null: of one weight
+  Executor* executor = nullptr;  // CPU
+  Stream stream = {};            // GPU: run() enqueues there and does not wait
 };
 
 struct Kernel {
@@ -159,6 +166,8 @@ struct Kernel {
   /// Whether it reads A as given and quantizes it itself.
   bool quantizes = false;
   Sums sums = Sums::f32;
+  /// The rows of a tile of a grouped product, all of which are one expert's; 0: it takes one weight only.
+  int expert_rows = 0;
   /// Of a convolution that multiplies prepared patches: the linear kernel of the same fields, whose loops it uses; given by the table.
   const Kernel* linear = nullptr;
 
@@ -209,6 +218,10 @@ inline std::int64_t most_whole_channels(const WeightScheme& weight, const ActSch
   const auto reach = [](ZeroKind zero) { return zero == ZeroKind::none ? 128 : 255; };
   return ((std::int64_t{1} << 31) - 1) / (reach(act.zero) * reach(weight.zero));
 }
+
+/// The layer whose cost a grouped product is taken to have: the rows of the experts that are hit stand side by side, and each gets the mean
+/// number of tokens, and a standard deviation of random routing more. Of one weight the problem itself.
+Problem mean_expert(Problem problem);
 
 /// For prepare kernels: whether it makes the requested form.
 Status accepts_form(const Kernel& self, const Problem& problem);

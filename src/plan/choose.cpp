@@ -23,15 +23,15 @@ Explanation::Candidate judge(const Kernel& kernel, const Problem& layer, std::st
   if (status.ok() && !forced.empty() && kernel.name != forced) status = error(StatusCode::unsupported, "{} is forced", forced);
   if (status.ok() && kernel.backend == Backend::reference && !allow_reference)
     status = error(StatusCode::unsupported, "the reference is not allowed here");
-  if (status.ok() && forced.empty() && problem.m < kernel.least_m)
+  const Problem mean = mean_expert(problem);
+  if (status.ok() && forced.empty() && mean.m < kernel.least_m)
     status = error(StatusCode::unsupported, "is for M of {} and more: fewer rows leave most of its tile empty", kernel.least_m);
   if (status.ok() && problem.any_alignment && kernel.reads != nullptr)
     status = error(StatusCode::unsupported, "reads rows of A that begin at multiples of 16 bytes");
   if (!status.ok()) return {.kernel = kernel.name, .refusal = status.message()};
-  return {
-      .kernel = kernel.name,
-      .accepted = true,
-      .cost_us = kernel.cost_us(kernel, problem) + choose_preparation(kernel, problem).cost_us + choose_finish(layer).cost_us};
+  return {.kernel = kernel.name,
+          .accepted = true,
+          .cost_us = kernel.cost_us(kernel, mean) + choose_preparation(kernel, problem).cost_us + choose_finish(layer).cost_us};
 }
 
 std::vector<Explanation::Candidate> judge_all(const Problem& problem, std::string_view forced, bool allow_reference) {
@@ -48,7 +48,7 @@ bool is_out(const Kernel& kernel, const Problem& problem, std::string_view force
   if (kernel.op != problem.op || !reads_weight(kernel, problem)) return true;
   if (kernel.backend == Backend::reference && !allow_reference) return true;
   if (problem.any_alignment && kernel.reads != nullptr) return true;
-  return forced.empty() ? problem.m < kernel.least_m : kernel.name != forced;
+  return forced.empty() ? mean_expert(problem).m < kernel.least_m : kernel.name != forced;
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow
     if (is_out(kernel, problem, forced, allow_reference) || !kernel.accepts(kernel, problem).ok()) continue;
     if (prepared == nullptr || prepared->form != kernel.form) prepare = choose_preparation(kernel, problem);
     prepared = &kernel;
-    const double cost_us = kernel.cost_us(kernel, problem) + prepare.cost_us;
+    const double cost_us = kernel.cost_us(kernel, mean_expert(problem)) + prepare.cost_us;
     const bool replaces_reference = choice.kernel != nullptr && choice.kernel->backend == Backend::reference;
     const bool beats = kernel.backend != Backend::reference && cost_us < choice.cost_us;
     if (choice.kernel == nullptr || replaces_reference || beats) choice = {.kernel = &kernel, .cost_us = cost_us};

@@ -16,6 +16,7 @@
 #include "kernels/recode.hpp"
 #include "plan/check.hpp"
 #include "plan/choose.hpp"
+#include "plan/experts_plan.hpp"
 
 namespace nibble {
 namespace {
@@ -209,6 +210,31 @@ Result<std::shared_ptr<Plan::Impl>> decided(const PackedWeight& weight, const Li
 
 }  // namespace
 
+Result<Plan> plan_experts(const PackedWeight& first, std::int64_t experts, const LinearSpec& spec, const PlanOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_options(options));
+  if (first.paired() != pairs_rows(spec.epilogue, first.scheme()))
+    return error(StatusCode::invalid_argument, "{}", unpaired(first.paired()));
+  if (spec.act_scheme.codes != DType::none && spec.act_scheme.group == GroupShape::tensor())
+    return error(
+        StatusCode::unsupported,
+        "grouped products of the GPU take activations quantized per token or group, not per tensor ({}), whose scale is another "
+        "for each expert",
+        Scheme{first.scheme(), spec.act_scheme}.name());
+  NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::linear));
+  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(first.desc(), spec, machine_for(options)));
+  problem.experts = experts;
+  NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(first, problem, spec.m_max, forced, false));
+  impl->linear = spec;
+  return Plan(std::move(impl));
+}
+
+int expert_rows(const Plan& plan, std::int64_t m) { return plan.impl().bucket(plan.impl().served(m)).main->expert_rows; }
+
+Status run_experts(const Plan& plan, const PackedWeight& first, const cuda::ExpertTiles& experts, const ConstTensorView& a,
+                   const TensorView& d, const Operands& operands, std::span<std::byte> workspace, Stream stream) {
+  return plan.impl().run(first, {.a = a, .d = d, .operands = operands, .experts = &experts, .stream = stream}, workspace);
+}
+
 Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
   if (weight.paired() != pairs_rows(spec.epilogue, weight.scheme()))
@@ -359,7 +385,7 @@ Status Plan::Impl::run_steps(const Bucket& bucket, std::int64_t m, StepArgs args
 Status Plan::Impl::run_main(const Bucket& bucket, StepArgs args) const {
   const Configs& config = configs[static_cast<std::size_t>(&bucket - buckets.data())];
   if (bucket.prepare == nullptr && bucket.main->reads != nullptr && !bucket.main->reads(args)) {
-    if (bucket.unaligned == nullptr)
+    if (bucket.unaligned == nullptr || args.experts != nullptr)
       return error(
           StatusCode::unsupported,
           "{} reads rows of A that begin at multiples of 16 bytes, and no other kernel takes this layer: A is at {}, its "

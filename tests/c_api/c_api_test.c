@@ -1663,8 +1663,6 @@ static void test_experts(void) {
   FAILS(NIB_INVALID_ARGUMENT, "experts=0", nib_experts_of(NULL, 0, &none));
   FAILS(NIB_INVALID_ARGUMENT, "array of weights", nib_experts_of(NULL, 1, &none));
   FAILS(NIB_INVALID_ARGUMENT, "nib_weight is NULL", nib_experts_of(absent, 1, &none));
-  packing.backend = NIB_CUDA;
-  FAILS(NIB_UNSUPPORTED, "for the CPU only", nib_pack_experts(mixed, 1, &packing, &none));
   const nib_conv_desc conv = SIZED(nib_conv_desc);
   packing.conv = &conv;
   FAILS(NIB_UNSUPPORTED, "experts are linear layers", nib_pack_experts(mixed, 1, &packing, &none));

@@ -91,6 +91,15 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes) {
   return __shfl_sync(mask, value, nibble::emulator::thread() % 32 ^ lanes);
 }
 
+inline unsigned __match_any_sync(unsigned, int value) {
+  const auto lanes = nibble::emulator::all_lanes(static_cast<std::uint32_t>(value));
+  unsigned same = 0;
+  for (std::size_t i = 0; i < 32; ++i) same |= unsigned{lanes[i] == static_cast<std::uint32_t>(value)} << i;
+  return same;
+}
+inline void __threadfence() {}
+inline int __popc(unsigned x) { return std::popcount(x); }
+
 inline std::uint32_t __reduce_max_sync(unsigned, std::uint32_t value) {
   const auto lanes = nibble::emulator::all_lanes(value);
   return static_cast<std::uint32_t>(*std::max_element(lanes.begin(), lanes.end()));

@@ -17,6 +17,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 #include "kernels/cuda/sm90/gemm/w8a8_e4m3.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_e4m3_grouped.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_e4m3_precise.cu"
+#include "kernels/cuda/sm90/gemm/w8a8_experts.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_patches_s8.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_s8.cu"
 
@@ -63,6 +64,49 @@ TEST_P(Emulated, GivesTheSumsOfTheLayer) {
   layer.expect_sums(task, [&](const W8A8Task& t) { return linear_w8a8_sm90(t, config, nullptr); });
   next.expect_asked(c.tokens == 16);
 }
+
+/// Rows of experts: the layer's weight is that of experts 1 and 2, between which its rows change; expert 0 is none of it.
+class EmulatedExperts : public testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedExperts, GiveTheSumsOfTheirRows) {
+  const Case& c = GetParam();
+  emulator::use_shared_memory(shared);
+  const emulator::W8A8Layer layer({c.codes, c.m, c.n, c.k, c.out, c.extra,
+                                   c.codes == Codes::s8       ? -1
+                                   : c.codes == Codes::groups ? 1
+                                                              : 0});
+  W8A8Task task = layer.task();
+  const std::size_t size = layer.packed.size(), pitch = (size + 255) / 256 * 256;
+  std::vector<std::byte> memory(3 * pitch + 256, std::byte{0x35});
+  std::byte* const experts = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
+  for (const std::size_t e : {1, 2}) std::memcpy(experts + e * pitch, layer.packed.data(), size);
+  std::vector<ExpertTile> tiles;
+  for (int first = 0, expert = 2, rows = 1; first < c.m;
+       first += tiles.back().rows, expert = 3 - expert, rows = rows % c.tokens + 7)
+    tiles.push_back({expert, first, std::min({rows, c.tokens, c.m - first})});
+  const int count = static_cast<int>(tiles.size());
+  tiles.resize(tiles.size() + 3, {99, 1 << 20, 16});  // kernels read none of these
+  task.weight.bytes = experts;
+  task.experts = {.tiles = tiles.data(),
+                  .count = &count,
+                  .most = static_cast<int>(tiles.size()),
+                  .weight_pitch = static_cast<std::int64_t>(pitch)};
+  const W8A8Config config{.tokens = c.tokens, .blocks = c.blocks, .depth = c.depth, .split = 1};
+  layer.expect_sums(task, [&](const W8A8Task& t) { return linear_w8a8_sm90(t, config, nullptr); });
+}
+
+constexpr Case kExpertCases[] = {
+    {Codes::s8, 37, 200, 1936, 16, 4, 1, 1, DType::bf16, kZeros},
+    {Codes::s8, 60, 72, 640, 16, 2, 2, 1, DType::f32, kResidual},
+    {Codes::s8, 150, 136, 640, 64, 4, 1, 1, DType::f32, kZeros},
+    {Codes::e4m3, 170, 200, 384, 128, 3, 1, 1},
+    {Codes::e4m3, 20, 72, 1424, 16, 1, 1, 1, DType::f16},
+    {Codes::groups, 41, 136, 1024, 16, 4, 1, 1},
+    {Codes::groups, 90, 264, 640, 64, 2, 1, 1, DType::f32},
+    {Codes::groups, 170, 136, 384, 128, 2, 1, 1, DType::f32, kChannelScales},
+};
+INSTANTIATE_TEST_SUITE_P(W8A8, EmulatedExperts, testing::ValuesIn(kExpertCases),
+                         [](const auto& info) { return name(info.param); });
 
 TEST(EmulatedWeights, OfIntegersGiveExactSums) {
   emulator::use_shared_memory(shared);

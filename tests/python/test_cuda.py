@@ -349,3 +349,68 @@ def test_vllm_chooses_and_captures(torch):
         graph.replay()
         assert torch.equal(y, kernel.apply_weights(layer, x))
     assert distance(y.float().cpu(), x.float().cpu() @ (weight.float() * scale).T) < 0.05
+
+
+def experts_on(backend, scheme, dtype, experts=6, hidden=256, inner=128):
+    rng = np.random.default_rng(3)
+    act, _, weight = scheme.rpartition("_")
+    qs = [[nibble.quantize(rng.standard_normal((n, k)).astype("float32") / k**0.5, weight) for _ in range(experts)]
+          for n, k in ((2 * inner, hidden), (hidden, inner))]  # fmt: skip
+    spec = {"backend": backend, "a_dtype": dtype, "act_scheme": act, "m_max": 64}
+    return nibble.pack_experts(qs[0], glu=True, **spec), nibble.pack_experts(qs[1], **spec)
+
+
+@pytest.mark.parametrize("scheme", ["u4b8g128", "u4zg128", "u4og64", "s8c", "e4m3c", "s8r_s8c", "e4m3r_e4m3c", "e4m3g128_e4m3b128x128", "s8r_u4b8g128"])
+def test_experts(torch, scheme):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    for tokens in (1, 7, 40):
+        x = torch.randn(tokens, 256, dtype=torch.bfloat16)
+        ids = torch.stack([torch.randperm(6)[:3] for _ in range(tokens)]).to(torch.int32)
+        ids[0, 1] = -1
+        weights = torch.rand(tokens, 3)
+        wanted = nibble.moe(x, ids, weights, *experts_on("cpu", scheme, "bf16"))
+        y = nibble.moe(x.cuda(), ids.cuda(), weights.cuda(), *experts_on("cuda", scheme, "bf16"))
+        assert y.is_cuda and distance(y.float().cpu().numpy(), wanted.float().numpy()) < 0.03
+
+
+def test_a_captured_layer_of_experts_serves_every_routing(torch):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    gate_up, down = experts_on("cuda", "u4b8g128", "bf16")
+    x, weights = torch.randn(40, 256, dtype=torch.bfloat16, device="cuda"), torch.rand(40, 2, device="cuda")
+    ids = torch.zeros(40, 2, dtype=torch.int32, device="cuda")
+    ids[:, 1] = 1
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        nibble.moe(x, ids, weights, gate_up, down)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            y = nibble.moe(x, ids, weights, gate_up, down)
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        ids.copy_(torch.stack([torch.randperm(6, generator=generator)[:2] for _ in range(40)]))
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, nibble.moe(x, ids, weights, gate_up, down))
+        # A token's bits do not depend on the others: all kernels of 40 tokens multiply a row alike.
+        alone = nibble.moe(x[5:6].expand(40, -1).contiguous(), ids[5:6].expand(40, -1).contiguous(), weights[5:6].expand(40, -1).contiguous(),
+                           gate_up, down)  # fmt: skip
+        assert torch.equal(alone[0], y[5])
+
+
+def test_experts_move(torch):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    import nibble.torch as nt
+
+    gate_up, down = experts_on("cpu", "u4zg128", "f32")
+    layer = nt.QuantExperts(gate_up, down)
+    x, ids = torch.randn(5, 256), torch.tensor([[0, 1], [2, 3], [4, 5], [0, 5], [3, 1]])
+    weights = torch.rand(5, 2)
+    wanted = layer(x, ids, weights)
+    layer.to("cuda")
+    y = layer(x.cuda(), ids.cuda(), weights.cuda())
+    assert distance(y.cpu().numpy(), wanted.numpy()) < 1e-3
+    assert distance(layer.to("cpu")(x, ids, weights).numpy(), wanted.numpy()) < 1e-5

@@ -184,5 +184,5 @@ def test_experts_as_tensors(torch):
     other.load_state_dict(experts.state_dict())
     assert torch.equal(other(x, ids, weights), y)
     assert "scheme=u4b8g32" in repr(experts)
-    with pytest.raises(nibble.Unsupported, match="CPU only"):
+    with pytest.raises(nibble.Unsupported, match="CPUs and NVIDIA GPUs"):
         experts.to("meta")

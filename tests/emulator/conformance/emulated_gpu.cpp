@@ -70,6 +70,10 @@ Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return not_emulate
 Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream) {
   return status_of(emulator::epilogue_rows(epilogue, sums, m, n));
 }
+Status copy_on_device(void* to, const void* from, std::size_t bytes) { return std::memcpy(to, from, bytes), Status(); }
+Status launch_sort_rows(const SortTask& task, Stream) { return status_of(emulator::sort_rows(task)); }
+Status launch_gather_expert_rows(const GatherRowsTask& task, Stream) { return status_of(emulator::gather_expert_rows(task)); }
+Status launch_combine_rows(const CombineTask& task, Stream) { return status_of(emulator::combine_rows(task)); }
 Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec&) { return not_emulated(); }
 Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { return not_emulated(); }
 Status launch_dense_weight(const DenseTask&, const DenseConfig&, Stream) { return not_emulated(); }

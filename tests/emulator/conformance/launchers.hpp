@@ -18,6 +18,9 @@ int quantize_patches(const cuda::QuantizeTask& task, const cuda::PatchRows& patc
 int decode_acts(const cuda::QuantizedActs& acts, DType type, const std::int32_t* perm, std::int64_t m, std::int64_t k, float* x);
 int recode_acts(const RecodeTask& task);
 int epilogue_rows(const epilogue::Element& epilogue, const cuda::StoredSums& sums, std::int64_t m, int n);
+int sort_rows(const cuda::SortTask& task);
+int gather_expert_rows(const cuda::GatherRowsTask& task);
+int combine_rows(const cuda::CombineTask& task);
 int norm_rows(const NormTask& task);
 int norm_codes(const NormTask& task, const cuda::QuantizeTask& codes);
 int sum_codes(const cuda::QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums);

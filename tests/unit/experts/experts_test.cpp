@@ -9,7 +9,7 @@
 #include <numeric>
 #include <vector>
 
-#include "core/random.hpp"
+#include "expert_layer.hpp"
 #include "nibble/nibble.hpp"
 #include "random_weights.hpp"
 
@@ -19,115 +19,11 @@ namespace {
 using ::testing::HasSubstr;
 using testing::random_weight;
 
-struct Sizes {
-  std::int64_t experts = 6, tokens = 9, top_k = 3, k = 96, hidden = 64, n = 80;
-};
-
-std::vector<QuantTensor> weights_of(const char* scheme, std::int64_t count, std::int64_t n, std::int64_t k, std::uint64_t seed,
-                                    const testing::RandomWeight& with = {}) {
-  std::vector<QuantTensor> weights;
-  for (std::int64_t e = 0; e < count; ++e)
-    weights.push_back(random_weight(Scheme::parse(scheme)->weight, n, k, seed + 100 * static_cast<std::uint64_t>(e), with));
-  return weights;
-}
-
-std::vector<float> random_floats(std::int64_t count, std::uint64_t seed) {
-  std::vector<float> values(static_cast<std::size_t>(count));
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(random_uniform(seed, i)) * 2 - 1;
-  return values;
-}
-
-/// top_k experts of each token, each at most once: a walk through them from a random one on. hot: the first is expert 0 for all.
-std::vector<std::int32_t> random_ids(const Sizes& s, std::uint64_t seed, bool hot = false) {
-  std::vector<std::int32_t> ids;
-  for (std::int64_t t = 0; t < s.tokens; ++t) {
-    const auto from =
-        static_cast<std::int64_t>(random_bits(seed, static_cast<std::uint64_t>(t)) % static_cast<std::uint64_t>(s.experts));
-    for (std::int64_t j = 0; j < s.top_k; ++j) ids.push_back(static_cast<std::int32_t>(((hot ? 0 : from) + j) % s.experts));
-  }
-  return ids;
-}
-
-/// A layer with its operands and memory.
-struct Layer {
-  Sizes s;
-  LinearSpec gate_up_spec{.m_max = 64, .epilogue = {.activation = Activation::silu, .glu = true}};
-  LinearSpec down_spec{.m_max = 64};
-  std::vector<QuantTensor> gate_ups, downs;
-  std::vector<float> x, router, residual;
-  std::vector<std::int32_t> ids;
-
-  explicit Layer(const char* scheme = "u4zg32", const Sizes& sizes = {}, bool hot = false) : s(sizes) {
-    const Scheme parsed = *Scheme::parse(scheme);
-    gate_up_spec.act_scheme = down_spec.act_scheme = parsed.act;
-    gate_up_spec.m_max = down_spec.m_max = s.tokens;
-    const std::string weight = parsed.weight.name();
-    gate_ups = weights_of(weight.c_str(), s.experts, 2 * s.hidden, s.k, 1, {.bias = true});
-    downs = weights_of(weight.c_str(), s.experts, s.n, s.hidden, 2);
-    gate_up_spec.epilogue.bias = true;
-    x = random_floats(s.tokens * s.k, 3);
-    router = random_floats(s.tokens * s.top_k, 4);
-    residual = random_floats(s.tokens * s.n, 5);
-    ids = random_ids(s, 6, hot);
-  }
-
-  MoeOperands operands() const {
-    return {.ids = ConstTensorView(ids.data(), {s.tokens, s.top_k}),
-            .weights = ConstTensorView(router.data(), {s.tokens, s.top_k}),
-            .residual = ConstTensorView(residual.data(), {s.tokens, s.n})};
-  }
-
-  std::vector<float> run(Executor* executor = nullptr, const PlanOptions& options = {}) const {
-    const auto gate_up = pack_experts(gate_ups, gate_up_spec), down = pack_experts(downs, down_spec);
-    EXPECT_TRUE(gate_up.ok()) << gate_up.status().message();
-    EXPECT_TRUE(down.ok()) << down.status().message();
-    const auto plan = MoePlan::make(*gate_up, *down, {.tokens_max = s.tokens, .top_k = s.top_k, .residual = true}, options);
-    EXPECT_TRUE(plan.ok()) << plan.status().message();
-    if (!plan.ok()) return {};
-    std::vector<std::byte> workspace(plan->workspace_bytes() + 1);
-    std::vector<float> d(static_cast<std::size_t>(s.tokens * s.n), NAN);
-    const Status status = plan->run(*gate_up, *down, ConstTensorView(x.data(), {s.tokens, s.k}), operands(),
-                                    TensorView(d.data(), {s.tokens, s.n}), std::span(workspace).subspan(1), executor);
-    EXPECT_TRUE(status.ok()) << status.message();
-    return d;
-  }
-
-  /// By the definition, in double precision.
-  std::vector<double> expected() const {
-    std::vector<double> d(residual.begin(), residual.end());
-    const auto product = [](const QuantTensor& q, const std::vector<double>& a, std::int64_t n) {
-      double sum = q.bias.empty() ? 0.0 : static_cast<double>(q.bias.at(n));
-      for (std::int64_t k = 0; k < q.k; ++k) sum += a[static_cast<std::size_t>(k)] * static_cast<double>(q.value(n, k));
-      return sum;
-    };
-    for (std::int64_t t = 0; t < s.tokens; ++t)
-      for (std::int64_t j = 0; j < s.top_k; ++j) {
-        const std::int32_t id = ids[static_cast<std::size_t>(t * s.top_k + j)];
-        if (id < 0) continue;
-        const QuantTensor& gate_up = gate_ups[static_cast<std::size_t>(id)];
-        const QuantTensor& down = downs[static_cast<std::size_t>(id)];
-        const std::vector<double> a(x.begin() + t * s.k, x.begin() + (t + 1) * s.k);
-        std::vector<double> hidden;
-        for (std::int64_t i = 0; i < s.hidden; ++i) {
-          const double gate = product(gate_up, a, i);
-          hidden.push_back(gate / (1 + std::exp(-gate)) * product(gate_up, a, s.hidden + i));
-        }
-        const auto weight = static_cast<double>(router[static_cast<std::size_t>(t * s.top_k + j)]);
-        for (std::int64_t n = 0; n < s.n; ++n) d[static_cast<std::size_t>(t * s.n + n)] += weight * product(down, hidden, n);
-      }
-    return d;
-  }
-};
-
-double distance(const std::vector<float>& got, const std::vector<double>& wanted) {
-  EXPECT_EQ(got.size(), wanted.size());
-  double off = 0, all = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    off += std::pow(static_cast<double>(got[i]) - wanted[i], 2);
-    all += std::pow(wanted[i], 2);
-  }
-  return std::sqrt(off / all);
-}
+using testing::distance;
+using testing::Layer;
+using testing::random_floats;
+using testing::Sizes;
+using testing::weights_of;
 
 TEST(Moe, IsItsDefinition) {
   for (const char* scheme : {"u4zg32", "u4b8c", "s8c", "u4og32", "e4m3c"}) {

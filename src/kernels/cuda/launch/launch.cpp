@@ -13,6 +13,7 @@
 #include "kernels/cuda/launch/probe.hpp"
 #include "kernels/cuda/steps/decode_acts.hpp"
 #include "kernels/cuda/steps/epilogue_rows.hpp"
+#include "kernels/cuda/steps/experts.hpp"
 #include "kernels/cuda/steps/fixed_point_acts.hpp"
 #include "kernels/cuda/steps/norm_rows.hpp"
 #include "kernels/cuda/steps/quantize_acts.hpp"
@@ -306,6 +307,24 @@ Status launch_quantize_acts(const QuantizeTask& task, Stream stream) {
 
 Status launch_fixed_point_acts(const QuantizeTask& task, Stream stream) {
   return status_of(fixed_point_acts(task, native(stream)), fmt::format("fixed_point_acts M={} K={}", task.m, task.k));
+}
+
+Status copy_on_device(void* to, const void* from, std::size_t bytes) {
+  return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, nullptr), fmt::format("a copy of {} bytes", bytes));
+}
+
+Status launch_sort_rows(const SortTask& task, Stream stream) {
+  return status_of(sort_rows(task, native(stream)), fmt::format("sort_rows of {} rows, {} experts", task.rows, task.experts));
+}
+
+Status launch_gather_expert_rows(const GatherRowsTask& task, Stream stream) {
+  return status_of(gather_expert_rows(task, native(stream)),
+                   fmt::format("gather_expert_rows M={} K={}", task.rows, task.columns));
+}
+
+Status launch_combine_rows(const CombineTask& task, Stream stream) {
+  return status_of(combine_rows(task, native(stream)),
+                   fmt::format("combine_rows of {} tokens, {} experts each, N={}", task.tokens, task.top_k, task.n));
 }
 
 Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream stream) {

@@ -12,6 +12,7 @@
 #include "kernels/cuda/tasks/conv_task.hpp"
 #include "kernels/cuda/tasks/decode_config.hpp"
 #include "kernels/cuda/tasks/dense_task.hpp"
+#include "kernels/cuda/tasks/experts_task.hpp"
 #include "kernels/cuda/tasks/linear_task.hpp"
 #include "kernels/cuda/tasks/quantize_task.hpp"
 #include "kernels/cuda/tasks/stored_sums.hpp"
@@ -25,6 +26,12 @@
 
 namespace nibble::cuda {
 
+/// Enqueues a copy within device memory on the default stream.
+Status copy_on_device(void* to, const void* from, std::size_t bytes);
+/// The steps around grouped products; see steps/experts.hpp.
+Status launch_sort_rows(const SortTask& task, Stream stream);
+Status launch_gather_expert_rows(const GatherRowsTask& task, Stream stream);
+Status launch_combine_rows(const CombineTask& task, Stream stream);
 /// The room of the current GPU for the decode kernels of sm_90.
 Result<RingRoom> ring_room();
 /// config.tokens rows at a time; more rows take several launches.

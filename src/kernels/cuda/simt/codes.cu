@@ -392,12 +392,24 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) codes_kernel(const __grid_c
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int warps = static_cast<int>(blockDim.x) / 32, group = static_cast<int>(blockIdx.y);
   // Token blocks of the same rows run together: all but one find the codes in L2.
-  const int token = static_cast<int>(blockIdx.x) % p.token_blocks * T, tokens = min(T, task.m - token);
+  int token = static_cast<int>(blockIdx.x) % p.token_blocks * T, tokens = min(T, task.m - token);
+  const auto* weight = static_cast<const std::uint8_t*>(task.weight.records);
+  float scale2 = 1.0f;
+  if (task.experts.tiles != nullptr) {
+    wait_for_predecessor();
+    const int tile = token / kSimtExpertRows, in_tile = token % kSimtExpertRows;
+    if (tile >= __ldcg(task.experts.count)) return;
+    const ExpertTile rows = task.experts.tiles[tile];
+    if (in_tile >= rows.rows) return;
+    token = rows.first + in_tile, tokens = min(T, rows.rows - in_tile);
+    weight += rows.expert * task.experts.weight_pitch;
+    if (task.experts.scale2 != nullptr) scale2 = task.experts.scale2[rows.expert];
+  }
   const int low = group * task.group_outputs, high = min(p.n, low + task.group_outputs);  // the group's rows
   const int rows = low / kRows + static_cast<int>(blockIdx.x) / p.token_blocks;           // which may have some of others
   if (rows * kRows >= high) return;
   const int tile = rows * F / kFragments, fragment = rows * F % kFragments;
-  const auto* const records = static_cast<const std::uint8_t*>(task.weight.records) + task.weight.geometry.record(tile, 0);
+  const auto* const records = weight + task.weight.geometry.record(tile, 0);
   const std::uint8_t* record = records + static_cast<std::int64_t>(warp) * p.record_bytes;
   const int mine = gpu_tile::vector_offset(0, fragment, lane), to_next = warps * p.record_bytes;
   const std::int64_t row = std::int64_t{token} * task.groups + group;
@@ -436,7 +448,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) codes_kernel(const __grid_c
       }
   }
   __syncthreads();
-  const auto value_of = [&](int e, int t, int n) -> float {
+  const auto product_of = [&](int e, int t, int n) -> float {
     Sum sum = reinterpret_cast<const Sum*>(shared)[e];
     for (int w = 1; w < warps; ++w) sum += reinterpret_cast<const Sum*>(shared + w * p.warp_bytes)[e];
     if constexpr (kWhole) {
@@ -451,6 +463,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) codes_kernel(const __grid_c
     } else {
       return sum;
     }
+  };
+  const auto value_of = [&](int e, int t, int n) {
+    const float value = product_of(e, t, n);
+    return task.experts.scale2 == nullptr ? value : __fmul_rn(value, scale2);
   };
   const bool pairs = task.epilogue.glu_half != 0;  // of a matrix: every second thread stores
   for (int e = static_cast<int>(threadIdx.x); e < T * kRows; e += static_cast<int>(blockDim.x)) {
@@ -488,7 +504,7 @@ cudaError_t launch(Params p, cudaStream_t stream) {
   const int sums = T * kRows * (kWhole ? 8 : 4), memory = memory_bytes<F, T>(kWhole ? 0 : p.task.weight.geometry.slots());
   p.warp_bytes = (std::max(sums, memory) + 15) / 16 * 16;
   p.row_blocks = row_blocks(p, kRows);
-  p.token_blocks = ceil_div(p.task.m, T);
+  p.token_blocks = p.task.experts.tiles == nullptr ? ceil_div(p.task.m, T) : p.task.experts.most * (kSimtExpertRows / T);
   const std::int64_t ctas = std::int64_t{p.row_blocks} * p.token_blocks;
   if constexpr (T > 1) {  // smaller CTAs where these do not fit, or leave most SMs idle
     int device = 0, sms = 0, most = 0;

@@ -34,6 +34,7 @@ struct Params {
   int token_blocks;
   DType a_dtype;
   bool in_vectors;  // x: eight channels are aligned loads of 16 bytes, without a prescale
+  ExpertTiles experts;
   epilogue::Element epilogue;
 };
 
@@ -91,13 +92,20 @@ __global__ void __launch_bounds__(32 * kWarps) linear_dense_kernel(const __grid_
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // Token blocks of the same rows run together: all but one find W in L2.
   const std::int64_t n = (std::int64_t{blockIdx.x / p.token_blocks} * kWarps + threadIdx.x / 32) * kRows;
-  const std::int64_t token = std::int64_t{blockIdx.x % p.token_blocks} * T;
+  std::int64_t token = std::int64_t{blockIdx.x % p.token_blocks} * T, end = p.m;
+  const auto* rows = static_cast<const std::uint8_t*>(p.weight.rows);
+  if (p.experts.tiles != nullptr) {  // a block is a tile
+    const int number = static_cast<int>(blockIdx.x % p.token_blocks);
+    if (number >= __ldcg(p.experts.count)) return;
+    const ExpertTile tile = p.experts.tiles[number];
+    token = tile.first, end = tile.first + tile.rows, rows += tile.expert * p.experts.weight_pitch;
+  }
   if (n >= p.weight.n) return;
   const std::int64_t row_bytes = p.weight.stride * (kType == DType::f32 ? 4 : 2);
   const std::uint8_t* row[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r)  // a row past the last one repeats it
-    row[r] = static_cast<const std::uint8_t*>(p.weight.rows) + (n + r < p.weight.n ? n + r : n) * row_bytes;
+    row[r] = rows + (n + r < p.weight.n ? n + r : n) * row_bytes;
 
   float sum[kRows][T] = {};
 #pragma unroll 1
@@ -118,7 +126,7 @@ __global__ void __launch_bounds__(32 * kWarps) linear_dense_kernel(const __grid_
 #pragma unroll
       for (int t = 0; t < T; ++t) {
         float x[kChannels] = {};
-        load_x(p, token + t < p.m ? token + t : p.m - 1, k, x);
+        load_x(p, token + t < end ? token + t : end - 1, k, x);
 #pragma unroll
         for (int i = 0; i < kChannels; ++i)
 #pragma unroll
@@ -135,19 +143,22 @@ __global__ void __launch_bounds__(32 * kWarps) linear_dense_kernel(const __grid_
       for (int apart = 16; apart > 0; apart /= 2) sum[r][t] += __shfl_xor_sync(kAllLanes, sum[r][t], apart);
       if (lane == t) mine[r] = sum[r][t];
     }
-  if (lane < T && token + lane < p.m) p.epilogue.store_two(token + lane, n, mine[0], mine[1], p.weight.n);
+  if (lane < T && token + lane < end) p.epilogue.store_two(token + lane, n, mine[0], mine[1], p.weight.n);
 }
+
+static_assert(kDenseExpertRows == 4);  // T of more than one token
 
 template <DType kType, int T>
 cudaError_t launch(Params& p, cudaStream_t stream) {
-  const std::int64_t blocks = (p.m + T - 1) / T, ctas = blocks * ((p.weight.n + kWarps * kRows - 1) / (kWarps * kRows));
+  const std::int64_t blocks = p.experts.tiles != nullptr ? p.experts.most : (p.m + T - 1) / T,
+                     ctas = blocks * ((p.weight.n + kWarps * kRows - 1) / (kWarps * kRows));
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   p.token_blocks = static_cast<int>(blocks);
   return launch_after(linear_dense_kernel<kType, T>, dim3(static_cast<unsigned>(ctas)), dim3(32 * kWarps), 0, stream, p);
 }
 template <DType kType>
 cudaError_t launch(Params& p, cudaStream_t stream) {
-  return p.m == 1 ? launch<kType, 1>(p, stream) : launch<kType, 4>(p, stream);
+  return p.m == 1 && p.experts.tiles == nullptr ? launch<kType, 1>(p, stream) : launch<kType, 4>(p, stream);
 }
 
 // --- dequantizing ------------------------------------------------------------------------------------------------------------
@@ -188,6 +199,7 @@ cudaError_t linear_dense_simt(const DenseTask& task, cudaStream_t stream) {
   p.a_dtype = task.a_dtype;
   p.in_vectors = task.prescale == nullptr && w.k % kChannels == 0 && (task.m == 1 || task.x_stride % in_sixteen_bytes == 0) &&
                  reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
+  p.experts = task.experts;
   p.epilogue = task.epilogue;
   switch (w.type) {
     case DType::f32: return launch<DType::f32>(p, stream);

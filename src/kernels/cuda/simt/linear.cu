@@ -53,9 +53,34 @@ struct Params {
   DType a_dtype, scale_type, zero_type;
   ZeroKind zero;
   float zero_base;
-  bool in_vectors;  // x: four channels are one aligned load, without permutation or prescale
+  bool in_vectors;      // x: four channels are one aligned load, without permutation or prescale
+  ExpertTiles experts;  // without tiles: of one weight, whose token blocks have T rows of A
   epilogue::Element epilogue;
 };
+
+/// The tile that a token block of T rows is of.
+template <int T>
+__device__ __forceinline__ ExpertTile tile_of(const Params& p, int token_block) {
+  return p.experts.tiles[token_block / (kSimtExpertRows / T)];
+}
+/// The rows of A of a token block, and their weight. Past the last tile it has no rows.
+struct Block {
+  int first, end;  // rows of A; what is past the end is zero
+  const std::uint8_t* records;
+};
+template <int T>
+__device__ __forceinline__ Block block_of(const Params& p, int token_block) {
+  if (p.experts.tiles == nullptr) return {token_block * T, p.m, p.records};
+  constexpr int kBlocks = kSimtExpertRows / T;  // of a tile
+  if (token_block / kBlocks >= __ldcg(p.experts.count)) return {0, 0, p.records};
+  const ExpertTile rows = tile_of<T>(p, token_block);
+  return {rows.first + token_block % kBlocks * T, rows.first + rows.rows, p.records + rows.expert * p.experts.weight_pitch};
+}
+/// Whether row t of a block exists. The first always does, so that blocks of one need not keep their end.
+template <int T>
+__device__ __forceinline__ bool exists(int token, int t, int end) {
+  return T == 1 || token + t < end;
+}
 
 // --- x: a lane has channels 4·lane … +3 of a record --------------------------------------------------------------------------
 //
@@ -73,13 +98,13 @@ template <int T>
 struct Activations {
   uint4 raw[T];  // as stored, so that nothing waits for the load before store(); of 16-bit types two words
 
-  __device__ __forceinline__ void load(const Params& p, int record, int token, int lane) {
+  __device__ __forceinline__ void load(const Params& p, int record, int token, int end, int lane) {
     const int first = record * kChannels + lane * 4, bytes = p.a_dtype == DType::f32 ? 4 : 2;
     const auto* from = static_cast<const std::uint8_t*>(p.x) + (token * p.x_stride + first) * bytes;
 #pragma unroll
     for (int t = 0; t < T; ++t, from += p.x_stride * bytes) {
       raw[t] = make_uint4(0, 0, 0, 0);
-      if (token + t >= p.m || first >= p.k) continue;
+      if (!exists<T>(token, t, end) || first >= p.k) continue;
       if (p.a_dtype == DType::f32) {
         raw[t] = __ldg(reinterpret_cast<const uint4*>(from));
       } else {
@@ -106,7 +131,7 @@ struct Activations {
 
 /// The same, element by element: permuted, prescaled or unaligned.
 template <int T>
-__device__ __forceinline__ void gather_activations(const Params& p, int record, int token, float* x, int lane) {
+__device__ __forceinline__ void gather_activations(const Params& p, int record, int token, int end, float* x, int lane) {
   float* const to = first_pair(x, lane);
 #pragma unroll 1
   for (int i = 0; i < 4; ++i) {
@@ -116,7 +141,8 @@ __device__ __forceinline__ void gather_activations(const Params& p, int record, 
     std::int64_t at = token * p.x_stride + channel;
 #pragma unroll
     for (int t = 0; t < T; ++t, at += p.x_stride)
-      to[t * kChannels + i / 2 * 4 + i % 2] = token + t < p.m && k < p.k ? load_float(p.x, at, p.a_dtype) * factor : 0.0f;
+      to[t * kChannels + i / 2 * 4 + i % 2] =
+          exists<T>(token, t, end) && k < p.k ? load_float(p.x, at, p.a_dtype) * factor : 0.0f;
   }
 }
 
@@ -363,9 +389,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T>&& kScaling != Scaling:
   const int warps = static_cast<int>(blockDim.x) / 32;
   // Token blocks of the same rows run together: all but one find the codes in L2.
   const int rows = static_cast<int>(blockIdx.x) / p.token_blocks;
-  const int token = static_cast<int>(blockIdx.x) % p.token_blocks * T;
+  const Block block = block_of<T>(p, static_cast<int>(blockIdx.x) % p.token_blocks);
+  const int token = block.first;
+  if (token >= block.end) return;
   const int tile = rows * F / kFragments, fragment = rows * F % kFragments;
-  const std::uint8_t* record = p.records + (static_cast<std::int64_t>(tile) * p.tile_records + warp) * p.record_bytes;
+  const std::uint8_t* record = block.records + (static_cast<std::int64_t>(tile) * p.tile_records + warp) * p.record_bytes;
   const int to_next = warps * p.record_bytes;
   const int mine = gpu_tile::vector_offset(0, fragment, lane);
   constexpr bool kShort = kScaling == Scaling::short_groups;
@@ -379,15 +407,15 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T>&& kScaling != Scaling:
 #pragma unroll
   for (int step = 0; step < kAhead<T>; ++step) sums.request(record + mine, step);
   slots.load(p, record, fragment, lane, my_slot());
-  if (kFew<T> && p.in_vectors) activations.load(p, warp, token, lane);
+  if (kFew<T> && p.in_vectors) activations.load(p, warp, token, block.end, lane);
 
   for (int r = warp; r < p.tile_records; r += warps, record += to_next) {
     const bool more = r + warps < p.tile_records;
     if (p.in_vectors) {
-      if (!kFew<T>) activations.load(p, r, token, lane);  // other warps hide the latency
+      if (!kFew<T>) activations.load(p, r, token, block.end, lane);  // other warps hide the latency
       activations.store(p, x, lane);
     } else {
-      gather_activations<T>(p, r, token, x, lane);
+      gather_activations<T>(p, r, token, block.end, x, lane);
     }
     slots.store(p, slot, lane, lane % kQuarters);
     if constexpr (kShort) {  // not ahead: no registers are free
@@ -400,7 +428,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T>&& kScaling != Scaling:
     }
     __syncwarp();
     if (more) slots.load(p, record + to_next, fragment, lane, my_slot());
-    if (kFew<T> && p.in_vectors && more) activations.load(p, r + warps, token, lane);
+    if (kFew<T> && p.in_vectors && more) activations.load(p, r + warps, token, block.end, lane);
     sums.multiply(p, record + mine, to_next, more, lane, slot, reinterpret_cast<const float4*>(x));
     __syncwarp();
   }
@@ -422,9 +450,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T>&& kScaling != Scaling:
   __syncthreads();
   for (int e = 2 * static_cast<int>(threadIdx.x); e < T * kRows; e += 2 * static_cast<int>(blockDim.x)) {
     const int m = token + e / kRows, n = rows * kRows + e % kRows;
-    if (m >= p.m || n >= p.n) continue;
+    if (!exists<T>(token, e / kRows, block.end) || n >= p.n) continue;
     float sum = shared[e], next = shared[e + 1];
     for (int w = 1; w < warps; ++w) sum += shared[w * p.warp_floats + e], next += shared[w * p.warp_floats + e + 1];
+    if (p.experts.scale2 != nullptr) {
+      const float scale = p.experts.scale2[tile_of<T>(p, static_cast<int>(blockIdx.x) % p.token_blocks).expert];
+      sum = epilogue::multiply(sum, scale), next = epilogue::multiply(next, scale);
+    }
     p.epilogue.store_two(m, n, sum, next, p.n);
   }
 }
@@ -439,14 +471,17 @@ constexpr int fragments_for(int tokens) { return tokens >= 4 ? 2 : 1; }
 
 constexpr int warp_floats(int tokens, int slots) { return tokens * kChannels + slots * slot_floats(fragments_for(tokens)); }
 
+/// The blocks of so many tokens.
+int token_blocks(const Params& p, int tokens) {
+  return p.experts.tiles == nullptr ? ceil_div(p.m, tokens) : p.experts.most * (kSimtExpertRows / tokens);
+}
+
 /// The most tokens of a CTA that fit into shared memory and leave enough CTAs for most SMs.
 cudaError_t choose_tokens(const Params& p, int warps, int& tokens) {
   int device = 0, sms = 0, smem = 0;
   if (const cudaError_t e = most_shared(device, smem)) return e;
   if (const cudaError_t e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return e;
-  const auto ctas = [&] {
-    return static_cast<std::int64_t>(ceil_div(p.m, tokens)) * ceil_div(p.n, fragments_for(tokens) * kFragmentRows);
-  };
+  const auto ctas = [&] { return std::int64_t{token_blocks(p, tokens)} * ceil_div(p.n, fragments_for(tokens) * kFragmentRows); };
   tokens = p.m > 1 ? 4 : 1;
   if (warps * warp_floats(tokens, p.slots) * 4 > smem || ctas() * 4 < sms * 3) tokens = 1;
   return cudaSuccess;
@@ -455,7 +490,7 @@ cudaError_t choose_tokens(const Params& p, int warps, int& tokens) {
 template <Codes kCodes, Scaling kScaling, int T>
 cudaError_t launch(Params& p, int warps, cudaStream_t stream) {
   constexpr int F = fragments_for(T);
-  p.token_blocks = ceil_div(p.m, T);
+  p.token_blocks = token_blocks(p, T);
   p.warp_floats = warp_floats(T, p.slots);
   const std::int64_t ctas = static_cast<std::int64_t>(p.token_blocks) * ceil_div(p.n, F * kFragmentRows);
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
@@ -513,6 +548,7 @@ cudaError_t linear_simt(const LinearTask& task, cudaStream_t stream) {
   p.zero_base = w.zero_base;
   p.in_vectors = w.perm == nullptr && w.prescale == nullptr && geo.k % 4 == 0 && task.x_stride % 4 == 0 &&
                  aligned(task.x, task.a_dtype == DType::f32 ? 16 : 8);
+  p.experts = task.experts;
   p.epilogue = task.epilogue;
   switch (w.codes) {
     case Codes::u4: return launch<Codes::u4>(p, stream);

@@ -33,7 +33,7 @@ constexpr int kTokens = kThreads / kRows * kEach;
 constexpr int kChunks = kChannels / kChunk;  // of a row
 constexpr int kRecordCopies = gpu_w8::kRecordBytes / (kThreads * kChunk);
 static_assert(kTokens * kChunks == kThreads, "a chunk of activations a thread");
-static_assert(kChunk == kRowCodes);
+static_assert(kChunk == kRowCodes && kTokens == kW8A8SimtExpertRows);
 
 struct Params {
   W8A8Task task;
@@ -50,10 +50,10 @@ __device__ inline void decode_e4m3(float (&x)[4], std::uint32_t codes) {
   }
 }
 
-/// 16 codes of a token; past K and M they are 0.
-__device__ inline uint4 codes_of(const Params& p, int token, int channel) {
+/// 16 codes of a token; past K and `end` they are 0.
+__device__ inline uint4 codes_of(const Params& p, int token, int end, int channel) {
   const int k = static_cast<int>(p.task.weight.geometry.k);
-  return token < p.task.m ? load_codes(p.task.acts, token, channel, k, p.vector_codes) : uint4{};
+  return token < end ? load_codes(p.task.acts, token, channel, k, p.vector_codes) : uint4{};
 }
 
 template <bool kIntegers>
@@ -66,18 +66,35 @@ __global__ void __launch_bounds__(kThreads) w8a8_simt_kernel(const __grid_consta
   const W8A8Task& t = p.task;
   const int thread = static_cast<int>(threadIdx.x), row = thread % kRows, first = thread / kRows * kEach;
   const int tile = static_cast<int>(blockIdx.x) / p.token_blocks;  // token blocks of the same weights run together
-  const int first_token = static_cast<int>(blockIdx.x) % p.token_blocks * kTokens;
-  const int count = min(kEach, t.m - first_token - first);  // of this thread's tokens
+  const int block = static_cast<int>(blockIdx.x) % p.token_blocks;
+  wait_for_predecessor();
+  int first_token = block * kTokens, end = t.m;
+  alignas(16) __shared__ std::uint8_t of_expert[sizeof(W8A8Weight)];
+  __shared__ float scale2[1];
+  const W8A8Weight* from_weight = &t.weight;
+  if (t.experts.tiles != nullptr) {  // a block is a tile
+    if (block >= __ldcg(t.experts.count)) return;
+    const ExpertTile rows = t.experts.tiles[block];
+    first_token = rows.first, end = rows.first + rows.rows;
+    auto& own = *reinterpret_cast<W8A8Weight*>(of_expert);
+    if (thread == 0) {
+      own = t.weight, own.bytes += rows.expert * t.experts.weight_pitch;
+      if (t.experts.scale2 != nullptr) scale2[0] = t.experts.scale2[rows.expert];
+    }
+    __syncthreads();
+    from_weight = &own;
+  }
+  const W8A8Weight& weight = *from_weight;
+  const int count = min(kEach, end - first_token - first);  // of this thread's tokens
   const std::int64_t n = std::int64_t{tile} * kRows + row;
   const bool grouped = !kIntegers && is_grouped(t);
-  const auto* from = reinterpret_cast<const uint4*>(t.weight.bytes + t.weight.geometry.record(tile, 0)) + thread;
-  wait_for_predecessor();
+  const auto* from = reinterpret_cast<const uint4*>(weight.bytes + weight.geometry.record(tile, 0)) + thread;
 
   uint4 next[kRecordCopies], next_acts;
   const auto request = [&](int record) {
 #pragma unroll
     for (int i = 0; i < kRecordCopies; ++i) next[i] = __ldg(from + record * (gpu_w8::kRecordBytes / kChunk) + i * kThreads);
-    next_acts = codes_of(p, first_token + thread / kChunks, record * kChannels + thread % kChunks * kChunk);
+    next_acts = codes_of(p, first_token + thread / kChunks, end, record * kChannels + thread % kChunks * kChunk);
   };
   const auto take = [&] {
 #pragma unroll
@@ -132,8 +149,8 @@ __global__ void __launch_bounds__(kThreads) w8a8_simt_kernel(const __grid_consta
       if constexpr (!kIntegers)
         if (grouped) {
           if (e < count && n < t.weight.geometry.n)
-            sums[e] = add_w8a8(parts[e], act_scale(t.acts, first_token + first + e, record), weight_scale(t.weight, n, record),
-                               sums[e]);
+            sums[e] =
+                add_w8a8(parts[e], act_scale(t.acts, first_token + first + e, record), weight_scale(weight, n, record), sums[e]);
           continue;
         }
       sums[e] += parts[e];
@@ -141,13 +158,15 @@ __global__ void __launch_bounds__(kThreads) w8a8_simt_kernel(const __grid_consta
   }
 
   const std::int64_t rows = t.weight.geometry.n;
-  const ChannelTerms channel(t, min(n, rows - 1));
+  const ChannelTerms channel(t, weight, min(n, rows - 1));
   const bool raw = kIntegers && t.epilogue.out == DType::s32;
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
     if (e >= count) continue;  // the same for a warp
     const int m = first_token + first + e;
-    const float sum = scaled_sum(TokenTerms(t, m, m), channel, raw, sums[e]), next = __shfl_xor_sync(0xffffffffu, sum, 1);
+    float sum = scaled_sum(TokenTerms(t, m, m), channel, raw, sums[e]);
+    if (t.experts.scale2 != nullptr) sum = __fmul_rn(sum, scale2[0]);
+    const float next = __shfl_xor_sync(0xffffffffu, sum, 1);
     if (n % 2 == 0) t.epilogue.store_two(m, n, sum, next, rows);
   }
 }
@@ -157,7 +176,9 @@ __global__ void __launch_bounds__(kThreads) w8a8_simt_kernel(const __grid_consta
 cudaError_t linear_w8a8_simt(const W8A8Task& task, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.weight.geometry;
   if (task.m < 1 || geo.n < 1 || geo.k < 1) return cudaErrorInvalidValue;
-  const Params p{.task = task, .token_blocks = (task.m + kTokens - 1) / kTokens, .vector_codes = in_code_vectors(task.acts)};
+  const Params p{.task = task,
+                 .token_blocks = task.experts.tiles != nullptr ? task.experts.most : (task.m + kTokens - 1) / kTokens,
+                 .vector_codes = in_code_vectors(task.acts)};
   const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   return launch_dependent(geo.integers ? w8a8_simt_kernel<true> : w8a8_simt_kernel<false>, static_cast<unsigned>(ctas), kThreads,

@@ -81,14 +81,16 @@ __device__ __forceinline__ void load(float (&v)[kColumns], const Params& p, std:
 }
 
 /// kRows: of sums, for a row of D. With one, the sums of a thread's next row are on their way while it finishes this one; three of them would
-/// take too many registers.
-template <int kRows>
+/// take too many registers. kExperts: a row has the bias of its expert, with which thread 0 puts the epilogue into shared memory: a copy in
+/// registers would be spilled around calls of exp and erf.
+template <int kRows, bool kExperts = false>
 __global__ void __launch_bounds__(kThreads) epilogue_rows_kernel(const __grid_constant__ Params p) {
   let_successor_start();
   const int n = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * kColumns;
-  if (n >= p.n) return;
+  if (!kExperts && n >= p.n) return;
   wait_for_predecessor();
-  constexpr bool kAhead = kRows == 1;
+  constexpr bool kAhead = kRows == 1 && !kExperts;
+  alignas(16) __shared__ std::uint8_t of_expert[kExperts ? sizeof(epilogue::Element) : 1];
   float next[kRows][kColumns];
   const auto request = [&](std::int64_t m) {
 #pragma unroll
@@ -97,6 +99,19 @@ __global__ void __launch_bounds__(kThreads) epilogue_rows_kernel(const __grid_co
   if (kAhead) request(blockIdx.y);
 #pragma unroll 1
   for (std::int64_t m = blockIdx.y; m < p.m; m += gridDim.y) {
+    if constexpr (kExperts) {
+      const int expert = __ldcg(p.sums.expert_of + m);
+      if (expert < 0) continue;
+      __syncthreads();  // the previous row has been stored
+      if (threadIdx.x == 0) {
+        epilogue::Element& own = *reinterpret_cast<epilogue::Element*>(of_expert);
+        own = p.epilogue;
+        if (own.bias.data != nullptr)
+          own.bias.data = static_cast<const std::uint8_t*>(own.bias.data) + expert * p.sums.bias_pitch;
+      }
+      __syncthreads();
+      if (n >= p.n) continue;
+    }
     if (!kAhead) request(m);
     float sum[kColumns];
 #pragma unroll
@@ -106,19 +121,20 @@ __global__ void __launch_bounds__(kThreads) epilogue_rows_kernel(const __grid_co
       for (int r = 1; r < kRows; ++r) sum[i] = epilogue::add(sum[i], next[r][i]);
     }
     if (kAhead && m + gridDim.y < p.m) request(m + gridDim.y);
-    if (p.epilogue.glu_half != 0) {
+    const epilogue::Element& epilogue = kExperts ? *reinterpret_cast<const epilogue::Element*>(of_expert) : p.epilogue;
+    if (epilogue.glu_half != 0) {
       if (n + kColumns <= p.n) {
-        p.epilogue.store_four_products(m, n, sum);
+        epilogue.store_four_products(m, n, sum);
       } else {
-        p.epilogue.store_products(m, n, {sum[0], sum[1], sum[2], sum[3]}, p.n);
-        if (n + 4 < p.n) p.epilogue.store_products(m, n + 4, {sum[4], sum[5], sum[6], sum[7]}, p.n);
+        epilogue.store_products(m, n, {sum[0], sum[1], sum[2], sum[3]}, p.n);
+        if (n + 4 < p.n) epilogue.store_products(m, n + 4, {sum[4], sum[5], sum[6], sum[7]}, p.n);
       }
     } else if (n + kColumns <= p.n) {
-      p.epilogue.store_eight(m, n, sum);
+      epilogue.store_eight(m, n, sum);
     } else {
 #pragma unroll 1  // the last columns of a row: code counts more than its time
       for (int i = 0; n + i < p.n; ++i) {
-        p.epilogue.store(m, n + i, sum[0]);
+        epilogue.store(m, n + i, sum[0]);
 #pragma unroll
         for (int j = 1; j < kColumns; ++j) sum[j - 1] = sum[j];
       }
@@ -129,7 +145,7 @@ __global__ void __launch_bounds__(kThreads) epilogue_rows_kernel(const __grid_co
 }  // namespace
 
 cudaError_t epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, cudaStream_t stream) {
-  if ((sums.each != 1 && sums.each != 3) || m < 1 || n < 1) return cudaErrorInvalidValue;
+  if ((sums.each != 1 && (sums.each != 3 || sums.expert_of != nullptr)) || m < 1 || n < 1) return cudaErrorInvalidValue;
   Params p{};
   p.epilogue = epilogue;
   p.sums = sums;
@@ -139,7 +155,10 @@ cudaError_t epilogue_rows(const epilogue::Element& epilogue, const StoredSums& s
   p.vectors = sums.stride * bytes % 16 == 0 && apart * bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(sums.data) % 16 == 0;
   const std::int64_t pieces = (std::int64_t{n} + kThreads * kColumns - 1) / (kThreads * kColumns);
   const dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(std::clamp<std::int64_t>(kCtas / pieces, 1, m)));
-  return launch_dependent(sums.each == 1 ? epilogue_rows_kernel<1> : epilogue_rows_kernel<3>, grid, dim3(kThreads), 0, stream, p);
+  const auto kernel = sums.each == 3              ? epilogue_rows_kernel<3>
+                      : sums.expert_of != nullptr ? epilogue_rows_kernel<1, true>
+                                                  : epilogue_rows_kernel<1>;
+  return launch_dependent(kernel, grid, dim3(kThreads), 0, stream, p);
 }
 
 }  // namespace nibble::cuda

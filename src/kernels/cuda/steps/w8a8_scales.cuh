@@ -45,12 +45,14 @@ struct ChannelTerms {
   std::uint32_t zero = 0, sum = 0, bias = 0;
 
   ChannelTerms() = default;
-  __device__ ChannelTerms(const W8A8Task& t, std::int64_t n) {
-    if (!is_grouped(t)) scale = weight_scale(t.weight, n, 0);
-    if (!t.weight.geometry.integers) return;
-    if (t.weight.geometry.has_zeros) zero = static_cast<std::uint32_t>(t.weight.zeros()[n]);
+  __device__ ChannelTerms(const W8A8Task& t, std::int64_t n) : ChannelTerms(t, t.weight, n) {}
+  /// Of a weight in the place of t's: an expert's.
+  __device__ ChannelTerms(const W8A8Task& t, const W8A8Weight& weight, std::int64_t n) {
+    if (!is_grouped(t)) scale = weight_scale(weight, n, 0);
+    if (!weight.geometry.integers) return;
+    if (weight.geometry.has_zeros) zero = static_cast<std::uint32_t>(weight.zeros()[n]);
     if (t.acts.zeros != nullptr || t.acts.zero != 0)
-      sum = static_cast<std::uint32_t>(t.weight.sums()[n]) - static_cast<std::uint32_t>(t.weight.geometry.k) * zero;
+      sum = static_cast<std::uint32_t>(weight.sums()[n]) - static_cast<std::uint32_t>(weight.geometry.k) * zero;
     if (t.epilogue.sum_bias != nullptr) bias = static_cast<std::uint32_t>(t.epilogue.sum_bias[n]);
   }
 };

@@ -57,7 +57,8 @@ bool linear_floats(const Problem& p) {
 }
 
 std::size_t linear_workspace(const Kernel&, const Problem& p) {
-  return linear_floats(p) ? 4 * static_cast<std::size_t>(decoded_rows(p.m, p.k) * p.k) : 0;
+  if (!linear_floats(p)) return 0;
+  return 4 * static_cast<std::size_t>((p.experts != 0 ? p.m : decoded_rows(p.m, p.k)) * p.k);  // tiles of experts are of all rows
 }
 
 /// Rows from `m` on.
@@ -71,8 +72,8 @@ QuantizedActs from_row(QuantizedActs acts, std::int64_t m) {
 
 Status run_floats(const CodesTask& task, DType codes, const StepArgs& args) {
   auto* const x = reinterpret_cast<float*>(args.scratch.data());
-  const std::int64_t k = task.weight.geometry.k, rows = decoded_rows(task.m, k);
-  LinearTask floats{.weight = task.weight, .a_dtype = DType::f32, .x = x, .x_stride = k};
+  const std::int64_t k = task.weight.geometry.k, rows = task.experts.tiles != nullptr ? task.m : decoded_rows(task.m, k);
+  LinearTask floats{.weight = task.weight, .a_dtype = DType::f32, .x = x, .x_stride = k, .experts = task.experts};
   floats.weight.perm = nullptr;
   floats.weight.prescale = nullptr;  // of floats, which were multiplied before they became codes
   for (std::int64_t m = 0; m < task.m; m += rows) {
@@ -91,6 +92,7 @@ Status run_linear(const Kernel&, const StepArgs& args) {
                  .m = static_cast<int>(args.a.dim(0)),
                  .whole = sums_whole_rows(w.scheme, args.act_scheme),
                  .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
+  if (args.experts != nullptr) task.experts = *args.experts;
   if (is_compute_float(args.a.dtype)) task.weight.perm = nullptr;  // codes were made in the weight's order
   if (multiplies_floats(w.scheme, args.act_scheme, tears_blocks(args.a.dtype, args.act_scheme, !w.perm.empty())))
     return run_floats(task, args.act_scheme.codes, args);
@@ -271,6 +273,7 @@ constexpr Kernel linear_row(ActForm form, Sums sums) {
                          : "FP8 activations × codes in any groups: as floats, without tensor cores; every GPU",
           .form = form,
           .sums = sums,
+          .expert_rows = kSimtExpertRows,
           .accepts = accepts_codes,
           .cost_us = linear_cost_us,
           .workspace = linear_workspace,
@@ -279,6 +282,7 @@ constexpr Kernel linear_row(ActForm form, Sums sums) {
 
 constexpr Kernel conv_row(ActForm form, Sums sums) {
   Kernel row = linear_row(form, sums);
+  row.expert_rows = 0;
   row.op = Op::conv;
   row.tile = {};
   row.summary = form == ActForm::s8_rows

@@ -29,7 +29,8 @@ DenseTask dense_task(const StepArgs& args) {
           .x_stride = args.a.stride(0),
           .prescale = reinterpret_cast<const float*>(args.weight->device.prescale.data()),
           .scratch = args.scratch.data(),
-          .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, 1.0f)};
+          .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, 1.0f),
+          .experts = args.experts == nullptr ? ExpertTiles{} : *args.experts};
 }
 
 Status run_simt(const Kernel&, const StepArgs& args) { return launch_dense_simt(dense_task(args), args.stream); }
@@ -131,6 +132,7 @@ constexpr std::array kKernels{
         .tile = {},
         .summary =
             "dense weights, f32 multiply-adds without tensor cores: every GPU and float type; one token at the speed of memory",
+        .expert_rows = kDenseExpertRows,
         .accepts = accepts_simt,
         .cost_us = simt_row_cost_us,
         .run = run_simt},

@@ -209,6 +209,8 @@ Status accepts_sm90(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_w8a8(self, p));
   if (has_groups(p) && self.tile.m > 128 && self.tile.n != 128)
     return error(StatusCode::unsupported, "sums of groups of channels, which {} tokens have with 128 rows alone", self.tile.m);
+  if (p.experts != 0 && p.accumulation == Accumulation::precise && p.act_scheme.codes == DType::e4m3 && !has_groups(p))
+    return error(StatusCode::unsupported, "adds products of experts up in tensor cores, not precisely");
   if (!is_compute_float(p.a_dtype) && p.k % 16 != 0)
     return error(StatusCode::unsupported, "K={}: rows of codes have to begin at multiples of 16 bytes", p.k);
   return {};
@@ -330,6 +332,7 @@ constexpr Kernel simt_row(ActForm form) {
   Kernel row = linear_row(Isa::simt, form, form == ActForm::s8_rows ? Sums::integers : Sums::f32);
   row.summary = "8-bit codes on both sides, without tensor cores: dp4a for int8, f32 multiply-adds for FP8";
   row.cost_us = simt_cost_us;
+  row.expert_rows = kW8A8SimtExpertRows;
   row.run = run_w8a8<launch_w8a8_simt>;
   return row;
 }
@@ -341,6 +344,8 @@ std::span<const Kernel> w8a8_kernels() {
     constexpr ActForm kForms[] = {ActForm::s8_rows, ActForm::e4m3_rows};
     std::vector<Kernel> rows;
     for (const ActForm form : kForms) append(rows, sm90_family(form), kTiles, kSm90Summaries);
+    for (Kernel& row : rows)
+      if (row.variant == "wgmma" && (row.tile.m == 16 || row.tile.m == 64 || row.tile.m == 128)) row.expert_rows = row.tile.m;
     for (const ActForm form : kForms) rows.push_back(sm80_row(form));
     for (const ActForm form : kForms) rows.push_back(simt_row(form));
     rows.push_back(prepare_row(ActForm::s8_rows, "quantizes activations to int8 per token, tensor or group"));
@@ -420,7 +425,8 @@ W8A8Task w8a8_task(const StepArgs& args) {
           .together = args.accumulation == Accumulation::precise ? kPreciseChannels / gpu_w8::kChannels : 0,
           .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f)),
           .scratch_end = end_of(args.scratch),
-          .next = next_weight(args.operands.next)};
+          .next = next_weight(args.operands.next),
+          .experts = args.experts == nullptr ? ExpertTiles{} : *args.experts};
 }
 
 }  // namespace nibble::cuda

@@ -26,6 +26,7 @@ LinearTask linear_task(const StepArgs& args) {
                   .scratch = args.scratch.data(),
                   .scratch_end = end_of(args.scratch),
                   .next = next_weight(args.operands.next)};
+  if (args.experts != nullptr) task.experts = *args.experts;
   task.epilogue = epilogue::element(*args.epilogue, args.operands, args.d, task.weight.scale2);
   return task;
 }
@@ -120,9 +121,35 @@ Status accepts_decode(const Kernel& self, const Problem& p) {
   return {};
 }
 
+/// Whether scales and zeros are of the kinds for which the wgmma kernels have fast paths (constants_path).
+bool has_usual_constants(const Problem& p) {
+  const DType scale = gpu_tile::stored_scale(p.scheme.scale);
+  return scale != DType::f32 && (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
+         (p.a_dtype != DType::f16 || scale == DType::f16);
+}
+
+/// The weights of experts for which there are kernels: those that checkpoints have.
+Status accepts_wgmma_experts(const Problem& p) {
+  const int span = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).span;
+  const bool whole = span == gpu_tile::kChannels, integers = has_usual_constants(p);
+  const auto takes = [&] {
+    switch (gpu_tile::stored_codes(p.scheme.codes)) {
+      case gpu_tile::Codes::u4: return integers && (whole || span == 32 || span == 64);
+      case gpu_tile::Codes::u8: return integers && whole && p.scheme.zero == ZeroKind::none;
+      case gpu_tile::Codes::e4m3: return whole;
+      case gpu_tile::Codes::e2m1: return !whole;
+      default: return false;
+    }
+  };
+  if (takes()) return {};
+  return error(StatusCode::unsupported, "has no kernel for experts of {} with scales of {} and {} activations", p.scheme.name(),
+               name(p.scheme.scale), name(p.a_dtype));
+}
+
 Status accepts_wgmma(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
-  return accepts_wgmma_weight(p);
+  NIBBLE_RETURN_IF_ERROR(accepts_wgmma_weight(p));
+  return p.experts == 0 ? Status() : accepts_wgmma_experts(p);
 }
 
 double simt_row_cost_us(const Kernel&, const Problem& p) { return simt_cost_us(gpu_of(p), p); }
@@ -252,6 +279,7 @@ constexpr Kernel simt_row() {
   Kernel row = linear_row(Isa::simt, "any");
   row.tile = {0, gpu_tile::kRows, gpu_tile::kChannels};
   row.summary = "f32 multiply-adds without tensor cores: every GPU and float type";
+  row.expert_rows = kSimtExpertRows;
   row.accepts = accepts_simt;
   row.cost_us = simt_row_cost_us;
   row.run = run_linear<launch_linear_simt>;
@@ -279,6 +307,8 @@ std::span<const Kernel> wna16_kernels() {
       for (const std::string_view act : kActs) rows.push_back(decode_row(Isa::sm90, tokens, act));
     for (const std::string_view act : kActs) rows.push_back(decode_row(Isa::sm80, 16, act));
     for (const std::string_view act : kActs) append(rows, wgmma_family(act), kTiles, kWgmmaSummaries);
+    for (Kernel& row : rows)
+      if (row.variant == "wgmma" && row.tile.m <= 128) row.expert_rows = row.tile.m;
     for (const std::string_view act : kActs) rows.push_back(gemm_sm80_row(act));
     for (const std::string_view act : kActs) rows.push_back(dense_row(act));
     rows.insert(rows.end(), {simt_row(), dequantize_row()});
@@ -288,13 +318,6 @@ std::span<const Kernel> wna16_kernels() {
 }
 
 namespace {
-
-/// Whether scales and zeros are of the kinds for which the wgmma kernels have fast paths (constants_path).
-bool has_usual_constants(const Problem& p) {
-  const DType scale = gpu_tile::stored_scale(p.scheme.scale);
-  return scale != DType::f32 && (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
-         (p.a_dtype != DType::f16 || scale == DType::f16);
-}
 
 bool has_float_codes(const Problem& p) { return gpu_tile::are_floats(gpu_tile::stored_codes(p.scheme.codes)); }
 

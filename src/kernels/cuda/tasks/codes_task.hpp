@@ -22,6 +22,7 @@ struct CodesTask {
   int pixels = 0;                     // of an output image; 0: D is a matrix
   int first = 0;                      // the output pixel of all images that token 0 is
   ImageStrides d;
+  ExpertTiles experts;  // of a grouped product, of tiles of kSimtExpertRows; without tiles: of one weight
 };
 
 /// The most channels for which 32 bits hold a lane's sums over all of K: of so many, each of 16 warps has a sixteenth, and each of a

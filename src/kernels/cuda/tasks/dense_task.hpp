@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "epilogue/element.hpp"
+#include "kernels/cuda/tasks/expert_tiles.hpp"
 #include "nibble/types.hpp"
 
 namespace nibble::cuda {
@@ -26,6 +27,10 @@ struct DenseTask {
   const float* prescale = nullptr;  // [K]: multiplies x; null: none
   void* scratch = nullptr;          // device memory, aligned to 256 bytes: as much as the row's workspace() asks for
   epilogue::Element epilogue;
+  ExpertTiles experts;  // of a grouped product, of tiles of kDenseExpertRows; without tiles: of one weight
 };
+
+/// Rows of a tile of experts, of the kernel of every GPU.
+constexpr int kDenseExpertRows = 4;
 
 }  // namespace nibble::cuda

@@ -116,7 +116,7 @@ struct Schedule {
   NIBBLE_HOST_DEVICE constexpr int begin(int cluster) const { return cluster * each + (cluster * fraction >> kFractionBits); }
   /// Divides `count` units, or records of the line, among the clusters: c begins at ⌊c · count / clusters⌋. The rounded fraction is above the
   /// exact one by less than 2^-kFractionBits, and c times that is less than 1/clusters, so that the floor is the same.
-  constexpr void divide(int count) {
+  NIBBLE_HOST_DEVICE constexpr void divide(int count) {
     each = count / clusters;
     fraction = (((count % clusters) << kFractionBits) + clusters - 1) / clusters;
   }
@@ -186,9 +186,12 @@ struct Schedule {
   }
 };
 
+/// In shared memory, whose end it takes where a kernel makes it.
+constexpr int kScheduleBytes = (sizeof(Schedule) + 15) / 16 * 16;
+
 /// Distributes the row blocks, token tiles and records of `schedule`, with its `most`, `split` and `even`, to `ctas` CTAs, in tiles of
 /// `tokens` tokens.
-constexpr void distribute(Schedule& schedule, int tokens, int ctas) {
+NIBBLE_HOST_DEVICE constexpr void distribute(Schedule& schedule, int tokens, int ctas) {
   const auto up = [](int a, int b) { return (a + b - 1) / b; };
   const bool bands = schedule.even || takes_bands(schedule.token_tiles, tokens);
   schedule.row_tiles = up(schedule.row_blocks, schedule.most);

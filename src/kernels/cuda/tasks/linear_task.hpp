@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "epilogue/element.hpp"
+#include "kernels/cuda/tasks/expert_tiles.hpp"
 #include "kernels/cuda/tasks/next_weight.hpp"
 #include "layouts/gpu_tile.hpp"
 #include "nibble/scheme.hpp"
@@ -39,7 +40,11 @@ struct LinearTask {
   void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
   epilogue::Element epilogue;
   NextWeight next;
+  ExpertTiles experts;  // of a grouped product, whose weight is the first expert's; without tiles: of one weight
 };
+
+/// Rows of a tile of experts, of the kernels of every GPU.
+constexpr int kSimtExpertRows = 4;
 
 /// Whether TMA can read m rows in place: they begin at multiples of 16 bytes and do not overlap.
 inline bool readable_rows(const void* x, std::int64_t pitch, std::int64_t m, std::int64_t row_bytes) {

@@ -13,6 +13,7 @@
 
 #include "core/host_device.hpp"
 #include "epilogue/element.hpp"
+#include "kernels/cuda/tasks/expert_tiles.hpp"
 #include "kernels/cuda/tasks/next_weight.hpp"
 #include "kernels/cuda/tasks/quantized_acts.hpp"
 #include "layouts/gpu_w8.hpp"
@@ -48,7 +49,11 @@ struct W8A8Task {
   epilogue::Element epilogue;   // acc_scale is the weight's scale2
   void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
   NextWeight next;
+  ExpertTiles experts;  // of a grouped product, whose weight is the first expert's; without tiles: of one weight
 };
+
+/// Rows of a tile of experts, of the kernel of every GPU.
+constexpr int kW8A8SimtExpertRows = 32;
 
 /// The places of quantized activations in a plan's workspace: codes[M][pitch] | scales f32[G][tokens] | zeros s32[G][tokens], or offsets
 /// f32 | sums s32[M]. Static activations have only codes and sums. Groups begin at multiples of 16 bytes.

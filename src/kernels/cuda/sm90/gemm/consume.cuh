@@ -3,7 +3,7 @@
 // A Kernel is a Cta with
 //   Sum, Rows                 the type of its sums; what the epilogue needs of a lane's two rows, with their bias
 //   multiply                  adds the products of the warpgroup's row block and its share of a pass's records
-//   rows_of(block)            loads Rows
+//   rows_of(pass, block)      loads Rows
 //   load_token_terms(pass)    begins to load what the epilogue needs of the pass's tokens
 //   wait_for_token_terms()    waits for it
 //   subtract_zeros, add_sum_bias, finish    sums of a unit, less zero points, with their bias → values of D, less the epilogue
@@ -52,14 +52,15 @@ __device__ __forceinline__ void store_rounds(const Kernel& k, const Out& out, co
                                              typename Kernel::Rows rows) {
   const bool received = k.p.schedule.split > 1;
   const Rounds<Kernel> rounds(k);
+  const auto tokens = k.tokens_of(pass);
   int round = 0;
 #pragma unroll 1
   for (int unit = rounds.first; unit < rounds.stop; unit += rounds.step) {
     const int row_group = unit / Kernel::kUnits, block = pass.block + row_group, in_block = unit % Kernel::kUnits;
-    const int first_m = pass.token_tile * Kernel::kTokens + in_block * kUnitTokens;
-    if (row_group >= pass.blocks || first_m >= k.p.m) continue;
+    const int first_m = tokens.first() + in_block * kUnitTokens;
+    if (row_group >= pass.blocks || first_m >= tokens.end()) continue;
     if (received) {
-      if (unit != rounds.first) rows = k.rows_of(block);
+      if (unit != rounds.first) rows = k.rows_of(pass, block);
 #pragma unroll 1
       for (int i = 0; i < rounds.each; ++i) {
         auto sums = received_unit<typename Kernel::Sum>(k, unit + i - k.rank * owned_units(k));
@@ -83,10 +84,11 @@ __device__ __forceinline__ void store_rounds(const Kernel& k, const Out& out, co
 template <class Kernel, class Out, class Sums>
 __device__ __forceinline__ void store_unrolled(const Kernel& k, const Out& out, const Pass& pass, const Sums& acc,
                                                const typename Kernel::Rows& rows) {
-  const int first_m = pass.token_tile * Kernel::kTokens;
+  const auto tokens = k.tokens_of(pass);
+  const int first_m = tokens.first();
 #pragma unroll
   for (int first = 0; first < Kernel::kUnits; first += kRound<Kernel>) {
-    if (first_m + first * kUnitTokens >= k.p.m) continue;
+    if (first_m + first * kUnitTokens >= tokens.end()) continue;
 #pragma unroll
     for (int i = 0; i < kRound<Kernel>; ++i)
       out.stage(first / kRound<Kernel>, i, k.template finish<Out::kRaw>(unit_of(acc, first + i), rows, first + i), rows.bias);
@@ -102,7 +104,7 @@ __device__ __forceinline__ void consume_pass(const Kernel& k, const Pass& pass, 
   // Operands of the epilogue are loaded during the products.
   k.load_token_terms(pass);
   const int row_group = min(Rounds<Kernel>(k).first / Kernel::kUnits, schedule.most - 1);
-  const typename Kernel::Rows rows = k.rows_of(pass.block + min(row_group, max(pass.blocks - 1, 0)));
+  const typename Kernel::Rows rows = k.rows_of(pass, pass.block + min(row_group, max(pass.blocks - 1, 0)));
   Sum acc[Kernel::kTokens / 2] = {};
   if (has_block)
     k.multiply(pass, from, acc);
@@ -126,7 +128,7 @@ __device__ __forceinline__ void consume_pass(const Kernel& k, const Pass& pass, 
     k.template subtract_zeros<Kernel::kUnits>(acc, rows, 0);
     k.template add_sum_bias<Kernel::kUnits>(acc, pass.block + k.row_group());
   }
-  Store<Kernel>{k}.with_kind([&](const auto& out) {
+  Store<Kernel>{k, k.tokens_of(pass).end()}.with_kind([&](const auto& out) {
     if (std::decay_t<decltype(out)>::kHalf && Kernel::kUnrollsStore && !split)
       store_unrolled(k, out, pass, acc, rows);
     else

@@ -43,11 +43,12 @@ NIBBLE_HOST_DEVICE constexpr int consumer_registers(int groups, int producer_reg
 }
 
 /// kReads: each multiplying warp reads more of a stage than its products do, so that each of the four releases it. Else one does, because
-/// a warpgroup's products end together. kFromPatches: tokens are output pixels of a convolution.
-template <class Params, int kPassTokens, int kWarpgroups, bool kReads, bool kFromPatches>
+/// a warpgroup's products end together. kFromPatches: tokens are output pixels of a convolution. kOfExperts: a token tile is one of rows of an
+/// expert (expert_tiles.hpp), and how many there are is known to the GPU only, which then distributes the passes.
+template <class Params, int kPassTokens, int kWarpgroups, bool kReads, bool kFromPatches, bool kOfExperts = false>
 struct Cta {
   static constexpr int kTokens = kPassTokens, kGroups = kWarpgroups, kThreads = kGroupThreads * (kGroups + 1);
-  static constexpr bool kPatches = kFromPatches;
+  static constexpr bool kPatches = kFromPatches, kExperts = kOfExperts;
   static constexpr bool kLooksAhead = false;            // whether consume() finds the next pass, while the last products run
   static constexpr int kUnits = kTokens / kUnitTokens;  // of a row block
   static constexpr int kReleasing = kReads ? 4 : 1;     // warps of a warpgroup
@@ -75,8 +76,59 @@ struct Cta {
   __device__ int row_group() const { return kMayShare ? warpgroup / p.depth : warpgroup; }
   __device__ int k_index() const { return kMayShare ? warpgroup % p.depth : 0; }
 
-  /// The last token tile has a box of the tokens that there are; the rest of its stage is never stored.
-  __device__ bool is_last(const Pass& pass) const { return !kPatches && pass.token_tile == p.schedule.token_tiles - 1; }
+  /// The last token tile has a box of the tokens that there are; the rest of its stage is never stored. Boxes of experts go on into the rows of
+  /// the next one.
+  __device__ bool is_last(const Pass& pass) const {
+    return !kPatches && !kExperts && pass.token_tile == p.schedule.token_tiles - 1;
+  }
+
+  // ---- experts
+
+  /// The schedule that walks over passes.
+  __device__ const Schedule& schedule() const {
+    if constexpr (kExperts)
+      return *reinterpret_cast<const Schedule*>(shared + p.map.total - kScheduleBytes);
+    else
+      return p.schedule;
+  }
+  /// One thread makes it: p.schedule for the tiles that there are. They can be read when this kernel starts, because those from the one that
+  /// writes them on let their successors start only then (steps/experts.cu).
+  __device__ void distribute_tiles() const {
+    Schedule own = p.schedule;
+    own.token_tiles = __ldcg(p.experts.count);
+    if (own.token_tiles != 0) distribute(own, kTokens, static_cast<int>(gridDim.x));
+    *reinterpret_cast<Schedule*>(shared + p.map.total - kScheduleBytes) = own;
+  }
+  /// The tokens of a pass are rows [first, end) of A and D. Of experts they are read once; else they are computed at each use, which takes no
+  /// register in between.
+  struct ReadRange {
+    int first_row, end_row;
+    __device__ int first() const { return first_row; }
+    __device__ int end() const { return end_row; }
+  };
+  struct ComputedRange {
+    const Pass& pass;
+    const Params& p;
+    __device__ int first() const { return pass.token_tile * kTokens; }
+    __device__ int end() const { return p.m; }
+  };
+  __device__ auto tokens_of(const Pass& pass) const {
+    if constexpr (kExperts) {
+      const int* const tile = &p.experts.tiles[pass.token_tile].expert;  // past L1, which may have an earlier kernel's
+      const int first = __ldcg(tile + 1);
+      return ReadRange{first, first + __ldcg(tile + 2)};
+    } else {
+      return ComputedRange{pass, p};
+    }
+  }
+  __device__ int expert_of(const Pass& pass) const { return __ldcg(&p.experts.tiles[pass.token_tile].expert); }
+  /// Where the weight of a pass begins behind that of the first expert.
+  __device__ std::int64_t weight_offset(const Pass& pass) const {
+    if constexpr (kExperts)
+      return expert_of(pass) * p.experts.weight_pitch;
+    else
+      return 0;
+  }
 
   // ---- the ring
 
@@ -137,7 +189,13 @@ __device__ __forceinline__ void run_roles(const Params& p, std::uint8_t* shared)
   const Kernel cta(p, shared, warp);
   ptx::let_dependents_start();
   cta.prepare(warp - kProducerWarp);
+  if constexpr (Kernel::kExperts) {
+    if (threadIdx.x == 0) cta.distribute_tiles();
+  }
   __syncthreads();
+  if constexpr (Kernel::kExperts) {
+    if (cta.schedule().token_tiles == 0 || cta.cluster >= cta.schedule().clusters) return;
+  }
   if (warp >= kProducerWarp) {
     ptx::give_registers<Kernel::kProducerRegisters>();
     cta.produce(warp - kProducerWarp);
@@ -152,7 +210,7 @@ __device__ __forceinline__ void run_roles(const Params& p, std::uint8_t* shared)
     if (p.schedule.split <= 1 && cta.warpgroup >= cta.active()) return;
     Cursor from{0, 0};
     if constexpr (Kernel::kLooksAhead) {
-      Passes passes(p.schedule);
+      Passes passes(cta.schedule());
       Pass pass, upcoming;
       bool more = passes.next(pass);
 #pragma unroll 1
@@ -161,7 +219,7 @@ __device__ __forceinline__ void run_roles(const Params& p, std::uint8_t* shared)
         pass = upcoming;
       }
     } else {
-      for_each_pass(p.schedule, [&](const Pass& pass) { cta.consume(pass, from); });
+      for_each_pass(cta.schedule(), [&](const Pass& pass) { cta.consume(pass, from); });
     }
   }
 }

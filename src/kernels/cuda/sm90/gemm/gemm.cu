@@ -62,7 +62,8 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
   if (const cudaError_t e = most_shared(device, most)) return e;
   if (const cudaError_t e = kernel->allow_all_shared()) return e;
   const int ctas = multiprocessors(device), cluster = std::max(1, p.schedule.split);
-  p.schedule.token_tiles = (p.m + shape.tokens - 1) / shape.tokens;
+  const bool experts = p.experts.tiles != nullptr;
+  p.schedule.token_tiles = experts ? p.experts.most : (p.m + shape.tokens - 1) / shape.tokens;
   p.schedule.most = shape.groups() / p.depth;
   distribute(p.schedule, shape.tokens, ctas);
   if (p.schedule.split == kStreamK) {
@@ -71,7 +72,11 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
   }
 
   // Never more stages than a CTA has records: the remaining shared memory lets the next kernel start.
-  const auto map = [&](int stages) { return gemm_map(stages, shape, p.depth, p.format.bytes, cluster); };
+  const auto map = [&](int stages) {
+    GemmMap found = gemm_map(stages, shape, p.depth, p.format.bytes, cluster);
+    if (experts) found.total = (found.total + 15) / 16 * 16 + kScheduleBytes;
+    return found;
+  };
   const int longest = (p.schedule.longest() + p.depth - 1) / p.depth;
   p.stages = 1;
   while (p.stages < longest && map(p.stages + 1).total <= most) ++p.stages;
@@ -85,9 +90,14 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
 cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   GemmParams p = params(task, task.m, config);
-  const GemmKernel kernel = task.a_dtype == DType::f16    ? gemm_sm90_f16(config.tokens, p.format)
-                            : task.a_dtype == DType::bf16 ? gemm_sm90_bf16(config.tokens, p.format)
-                                                          : nullptr;
+  p.experts = task.experts;
+  const bool experts = p.experts.tiles != nullptr;
+  if (experts && config.split != 1) return cudaErrorInvalidValue;
+  const GemmKernel kernel = experts && task.a_dtype == DType::f16    ? gemm_sm90_experts_f16(config.tokens, p.format)
+                            : experts && task.a_dtype == DType::bf16 ? gemm_sm90_experts_bf16(config.tokens, p.format)
+                            : task.a_dtype == DType::f16             ? gemm_sm90_f16(config.tokens, p.format)
+                            : task.a_dtype == DType::bf16            ? gemm_sm90_bf16(config.tokens, p.format)
+                                                                     : nullptr;
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   p.first_row = first_row;
   p.scale_after = task.weight.per_channel && task.weight.zero != ZeroKind::offset;
@@ -100,6 +110,7 @@ cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& co
 
 cudaError_t linear_gemm_sm90(const LinearTask& task, const GemmConfig& config, cudaStream_t stream) {
   if (readable_by_tma(task)) return run_rows(task, 0, config, stream);
+  if (task.experts.tiles != nullptr) return cudaErrorInvalidAddressSpace;
   if (task.scratch == nullptr) return cudaErrorInvalidValue;
   // As many rows at a time as the scratch memory holds.
   const int k = static_cast<int>(task.weight.geometry.k), pitch = gathered_pitch(k);

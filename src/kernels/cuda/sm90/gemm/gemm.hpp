@@ -78,6 +78,7 @@ struct GemmParams {
   int box_channels;           // of its codes
   int images;
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
+  ExpertTiles experts;                        // of rows of experts, which `schedule` knows without the number of token tiles
 
   NIBBLE_HOST_DEVICE int rows() const { return n; }
 };
@@ -89,6 +90,9 @@ GemmKernel gemm_sm90_bf16(int tokens, const RecordFormat& format);
 /// The kernel for patches: 64, 128 or 256 tokens.
 GemmKernel gemm_sm90_patches_f16(int tokens, const RecordFormat& format);
 GemmKernel gemm_sm90_patches_bf16(int tokens, const RecordFormat& format);
+/// The kernels for rows of experts: 16, 32, 64 or 128 tokens.
+GemmKernel gemm_sm90_experts_f16(int tokens, const RecordFormat& format);
+GemmKernel gemm_sm90_experts_bf16(int tokens, const RecordFormat& format);
 /// Parts of these four, for weights whose codes are floats.
 GemmKernel gemm_sm90_f16_float_codes(int tokens, const RecordFormat& format);
 GemmKernel gemm_sm90_bf16_float_codes(int tokens, const RecordFormat& format);

@@ -140,12 +140,16 @@ struct FloatProducts : GemmStages<T> {
   __device__ void scale(const Pass& pass, Sums& acc) const {
     float low = kScalesSums ? 1.0f : 1.0f / kScaleUp<Act>, high = low;
     if (p.scale_after) {
-      const std::uint8_t* scales = p.records +
+      const std::uint8_t* scales = p.records + this->weight_offset(pass) +
                                    static_cast<std::int64_t>(pass.block + row_group()) * p.schedule.records * p.format.bytes +
                                    p.format.slots_offset;
       const int position = row_pair_position(warp, lane);
       low = load_float(scales, position, p.format.scale_type);
       high = load_float(scales, position + 1, p.format.scale_type);
+    }
+    if (T::kExperts && p.experts.scale2 != nullptr) {
+      const float scale2 = __ldg(p.experts.scale2 + this->expert_of(pass));
+      low *= scale2, high *= scale2;
     }
 #pragma unroll
     for (int i = 0; i < T::kTokens / 2; ++i) acc[i] *= i % 4 < 2 ? low : high;

@@ -41,7 +41,7 @@ struct Gemm : Products<T> {
   };
 
   __device__ void consume(const Pass& pass, Cursor& from) const { consume_pass(*this, pass, from); }
-  __device__ Rows rows_of(int block) const { return {Store<Gemm>{*this}.bias(block)}; }
+  __device__ Rows rows_of(const Pass&, int block) const { return {Store<Gemm>{*this, this->p.m}.bias(block)}; }
   __device__ void load_token_terms(const Pass&) const {}
   __device__ void wait_for_token_terms() const {}
   template <int kCount>
@@ -116,6 +116,38 @@ GemmKernel floats_kernel_for(int tokens, const RecordFormat& format) {
     return kernel_for<Act, Codes::e2m1, ConstantsPath::groups_of_16, kPatches, kTerms>(tokens);
   return whole ? kernel_for<Act, Codes::e2m1, ConstantsPath::float_codes, kPatches, kTerms>(tokens)
                : kernel_for<Act, Codes::e2m1, ConstantsPath::any, kPatches, kTerms>(tokens);
+}
+
+/// The kernels for rows of experts: 16, 32, 64 or 128 tokens a pass, and the kinds of weights that checkpoints of experts have.
+template <class Act, Codes kCodes, ConstantsPath kPath>
+GemmKernel experts_kernel_for(int tokens) {
+  constexpr ActTerms kTerms = ActTerms::scaled;
+  switch (tokens) {
+    case 16: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kCodes, kPath, 16, false, kTerms, true>>>>;
+    case 32: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kCodes, kPath, 32, false, kTerms, true>>>>;
+    case 64: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kCodes, kPath, 64, false, kTerms, true>>>>;
+    case 128: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kCodes, kPath, 128, false, kTerms, true>>>>;
+    default: return nullptr;
+  }
+}
+template <class Act>
+GemmKernel experts_kernel_for(int tokens, const RecordFormat& format) {
+  constexpr auto kFixed = ConstantsPath::fixed_zeros, kInteger = ConstantsPath::integer_zeros, kFine = ConstantsPath::fine_groups;
+  const ConstantsPath path = constants_path(format, kActType<Act>);
+  switch (format.codes) {
+    case Codes::u4:
+      if (path == kFixed) return experts_kernel_for<Act, Codes::u4, kFixed>(tokens);
+      if (path == kInteger) return experts_kernel_for<Act, Codes::u4, kInteger>(tokens);
+      return path == kFine ? experts_kernel_for<Act, Codes::u4, kFine>(tokens) : nullptr;
+    case Codes::u8: return path == kFixed ? experts_kernel_for<Act, Codes::u8, kFixed>(tokens) : nullptr;
+    case Codes::e4m3:
+      return path == ConstantsPath::float_codes ? experts_kernel_for<Act, Codes::e4m3, ConstantsPath::float_codes>(tokens)
+                                                : nullptr;
+    case Codes::e2m1:
+      if (path == ConstantsPath::groups_of_16) return experts_kernel_for<Act, Codes::e2m1, ConstantsPath::groups_of_16>(tokens);
+      return path == ConstantsPath::float_codes ? nullptr : experts_kernel_for<Act, Codes::e2m1, ConstantsPath::any>(tokens);
+    default: return nullptr;
+  }
 }
 
 }  // namespace

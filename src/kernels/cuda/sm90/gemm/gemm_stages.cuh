@@ -28,15 +28,16 @@ constexpr int kBoxBytesOfToken = 128;  // of a TMA box: the width of the swizzle
 __device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory"); }
 __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
 
-/// What a kernel is compiled for. kPatches: tokens are output pixels of a convolution.
-template <class ActType, Codes kWeightCodes, ConstantsPath kConstants, int kPassTokens, bool kFromPatches, ActTerms kActTerms>
+/// What a kernel is compiled for. kPatches: tokens are output pixels of a convolution. kExperts: rows of A have weights of their experts.
+template <class ActType, Codes kWeightCodes, ConstantsPath kConstants, int kPassTokens, bool kFromPatches, ActTerms kActTerms,
+          bool kOfExperts = false>
 struct GemmTraits {
   using Act = ActType;
   using Sums = float[kPassTokens / 2];  // of a lane
   static constexpr Codes kWeight = kWeightCodes;
   static constexpr int kBits = gpu_tile::bits(kWeight), kTokens = kPassTokens;
   static constexpr ConstantsPath kPath = kConstants;
-  static constexpr bool kPatches = kFromPatches;
+  static constexpr bool kPatches = kFromPatches, kExperts = kOfExperts;
   static constexpr ActTerms kTerms = kActTerms;
   static constexpr bool kCodes = std::is_same_v<Act, std::int8_t>;
   static constexpr bool kOffsets = kTerms == ActTerms::offsets, kSumsCodes = kOffsets || kTerms == ActTerms::zeros;
@@ -50,8 +51,8 @@ struct GemmTraits {
 };
 
 template <class T>
-struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T::kPatches> {
-  using Base = Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T::kPatches>;
+struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T::kPatches, T::kExperts> {
+  using Base = Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T::kPatches, T::kExperts>;
   using Base::Base, Base::p, Base::base, Base::depth, Base::empty, Base::full, Base::is_last, Base::kGroups;
   static constexpr int kProducerRegisters = T::kCodes && T::kTokens == 128 ? 32 : 56;
 
@@ -74,19 +75,21 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
   __device__ void produce(unsigned producer) const {
     if (producer < kWeightProducers && this->lane == 0) {
       produce_weights(producer);
-      if (T::kTokens == 16 && producer == 0) prefetch(p.next);
+      if (T::kTokens == 16 && !T::kExperts && producer == 0) prefetch(p.next);
     }
     if (producer == kWeightProducers && this->lane == 0) produce_activations();
-    if (producer > kWeightProducers) set_flags(p.parts, p.schedule, this->cluster, this->lane);
+    if (producer > kWeightProducers && !T::kExperts) set_flags(p.parts, p.schedule, this->cluster, this->lane);
   }
 
   /// Weights are constant: this producer does not wait for the previous kernel (PDL).
   __device__ void produce_weights(int first_block) const {
-    const std::uint64_t policy = p.schedule.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
+    // Weights that are read once need not stay in L2.
+    const bool once = T::kExperts ? this->schedule().band == 0 : p.schedule.token_tiles == 1;
+    const std::uint64_t policy = once ? ptx::evict_first() : ptx::evict_last();
     const std::uint64_t tile_bytes = static_cast<std::uint64_t>(p.schedule.records) * p.format.bytes;
     Cursor to{0, 1};  // a stage that was never used counts as empty
-    for_each_pass(p.schedule, [&](const Pass& pass) {
-      const std::uint8_t* from = p.records + pass.block * tile_bytes + pass.first * p.format.bytes;
+    for_each_pass(this->schedule(), [&](const Pass& pass) {
+      const std::uint8_t* from = p.records + this->weight_offset(pass) + pass.block * tile_bytes + pass.first * p.format.bytes;
       for (int left = pass.records(); left > 0; left -= depth()) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         const int count = min(depth(), left), bytes = count * p.format.bytes;  // consecutive records are one copy
@@ -105,12 +108,12 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
     const std::uint64_t policy = ptx::evict_last();
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
-    for_each_pass(p.schedule, [&](const Pass& pass) {
+    for_each_pass(this->schedule(), [&](const Pass& pass) {
+      const auto tokens = this->tokens_of(pass);
       const int end = pass.end * gpu_tile::kChannels;
       PatchWalk walk;
       const int box_channels = T::kCodes && T::kPatches ? p.box_channels : T::kBoxChannels;
-      if constexpr (T::kPatches)
-        walk = patch_walk(p.patches, pass.first * gpu_tile::kChannels, box_channels, pass.token_tile * T::kTokens);
+      if constexpr (T::kPatches) walk = patch_walk(p.patches, pass.first * gpu_tile::kChannels, box_channels, tokens.first());
       const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
       constexpr int kFoldBytes = T::kTokens * token_term_bytes(T::kOffsets);
       const std::uint8_t* from = p.terms + pass.first * T::kFolds * p.fold_pitch + pass.token_tile * kFoldBytes;
@@ -126,7 +129,7 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
             if constexpr (T::kPatches)
               ptx::load_patches(at, &p.x, walk.next(p.patches, p.images), full(to.stage), policy);
             else
-              ptx::load_box(at, x, channel, pass.token_tile * T::kTokens, full(to.stage), policy);
+              ptx::load_box(at, x, channel, tokens.first(), full(to.stage), policy);
             if constexpr (T::kCodes) {
 #pragma unroll 1
               for (int fold = 0; fold < T::kFolds; ++fold, at_terms += kFoldBytes, from += p.fold_pitch)

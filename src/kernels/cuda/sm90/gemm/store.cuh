@@ -21,6 +21,14 @@ namespace {
 template <class Cta>
 struct Store {
   const Cta& cta;
+  int stop;  // of experts: rows of D before it are stored
+
+  __device__ int end() const {
+    if constexpr (Cta::kExperts)
+      return stop;
+    else
+      return cta.p.m;
+  }
 
   __device__ int staging() const { return cta.p.map.staging + cta.warpgroup * kStagingBytes; }
 
@@ -48,14 +56,14 @@ struct Store {
 #pragma unroll 1
       for (int row = 2 * warp; row < gpu_tile::kRows; row += 8) {
         const int channel = block * gpu_tile::kRows + row;
-        if (lane < tokens && m < p.m && channel < n)
+        if (lane < tokens && m < end() && channel < n)
           p.epilogue.store_pair(at + channel * p.channel_stride, p.channel_stride, pixel, channel,
                                 *reinterpret_cast<const float2*>(from + lane * kStagePitch + row), channel + 1 < n);
       }
     } else {
 #pragma unroll 1
       for (int i = warp * 4 + lane / 8; i < tokens; i += 16)  // eight lanes store a token's 64 rows
-        if (first_m + i < p.m)
+        if (first_m + i < end())
           store_rows(p.epilogue, p.first_row + first_m + i, block * gpu_tile::kRows + lane % 8 * 8, n,
                      from + i * kStagePitch + lane % 8 * 8);
     }
@@ -68,7 +76,7 @@ struct Store {
   __device__ HalfRounds<kPixels> halves() const {
     const auto& p = cta.p;
     return {.e = p.epilogue,
-            .m = p.m,
+            .m = end(),
             .n = p.rows(),
             .first_row = p.first_row,
             .pixels = kPixels ? p.patches.pixels() : 1,

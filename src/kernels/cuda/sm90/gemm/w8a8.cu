@@ -53,10 +53,11 @@ cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, W
   const int units = config.blocks * config.tokens / 8;  // of 64 rows × 8 tokens: a CTA that shares K owns one at least
   config.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min({config.split, geo.records(), units}))));
   const int ctas = multiprocessors(device), cluster = std::max(1, config.split);
-  p.token_scales = token_scales(p.acts, config.tokens);
+  const bool experts = p.experts.tiles != nullptr;  // whose tiles begin at any row
+  p.token_scales = token_scales(p.acts, experts ? 0 : config.tokens);
   p.blocks = config.blocks;
   p.depth = config.depth;
-  p.schedule.token_tiles = (p.m + config.tokens - 1) / config.tokens;
+  p.schedule.token_tiles = experts ? p.experts.most : (p.m + config.tokens - 1) / config.tokens;
   p.schedule.most = config.blocks;
   p.schedule.split = config.split;
   p.schedule.even = form.token_rows && !form.grouped;
@@ -68,9 +69,14 @@ cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, W
 
   // Never more stages than a CTA has records: the remaining shared memory lets the next kernel start.
   const int longest = (p.schedule.longest() + config.depth - 1) / config.depth;
+  const auto map = [&](int stages) {
+    W8A8Map found = w8a8_map(stages, config, form);
+    if (experts) found.total = (found.total + 15) / 16 * 16 + kScheduleBytes;
+    return found;
+  };
   p.stages = 1;
-  while (p.stages < longest && w8a8_map(p.stages + 1, config, form).total <= most) ++p.stages;
-  p.map = w8a8_map(p.stages, config, form);
+  while (p.stages < longest && map(p.stages + 1).total <= most) ++p.stages;
+  p.map = map(p.stages);
   if (p.map.total > most || (config.tokens > 128 && p.stages < std::min(p.together, longest)))
     return cudaErrorInvalidConfiguration;
   LaunchShape shape(p.schedule.clusters * cluster, cluster, w8a8_threads(config, form), p.map.total, stream);
@@ -82,15 +88,21 @@ cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, W
 cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.weight.geometry;
   const bool grouped = task.acts.group != 0 || geo.block_rows != 0, precise = !grouped && !geo.integers && task.together > 0;
-  const W8A8Form form{.grouped = grouped,
-                      .token_rows = takes_tokens_as_rows(config.tokens, config.blocks, config.split, grouped, precise)};
-  const W8A8Kernel kernel = geo.integers ? grouped ? nullptr : w8a8_sm90_s8(config.tokens, form.token_rows)
-                            : grouped ? w8a8_sm90_e4m3_grouped(config.tokens, form.token_rows)
-                            : precise    ? w8a8_sm90_e4m3_precise(config.tokens)
-                                         : w8a8_sm90_e4m3(config.tokens, form.token_rows);
+  const bool experts = task.experts.tiles != nullptr;
+  const W8A8Form form{
+      .grouped = grouped,
+      .token_rows = !experts && takes_tokens_as_rows(config.tokens, config.blocks, config.split, grouped, precise)};
+  if (experts && (config.split != 1 || precise || (geo.integers && grouped))) return cudaErrorInvalidValue;
+  const W8A8Kernel kernel = experts && geo.integers ? w8a8_sm90_experts_s8(config.tokens)
+                            : experts               ? w8a8_sm90_experts_e4m3(config.tokens, grouped)
+                            : geo.integers          ? grouped ? nullptr : w8a8_sm90_s8(config.tokens, form.token_rows)
+                                     : grouped ? w8a8_sm90_e4m3_grouped(config.tokens, form.token_rows)
+                            : precise               ? w8a8_sm90_e4m3_precise(config.tokens)
+                                                    : w8a8_sm90_e4m3(config.tokens, form.token_rows);
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   if (!readable_rows(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;
   W8A8Params p = params(task.weight, task, task.m);
+  p.experts = task.experts;
   p.together = w8a8_together(config, task.together);
   if (!describe_token_tiles(p, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
     return cudaErrorInvalidValue;

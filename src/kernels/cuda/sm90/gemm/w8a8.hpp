@@ -81,6 +81,7 @@ struct W8A8Params {
   Patches patches;   // of a convolution
   int images, box_channels;
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
+  ExpertTiles experts;                        // of rows of experts, which `schedule` knows without the number of token tiles
 
   NIBBLE_HOST_DEVICE int rows() const { return static_cast<int>(weight.geometry.n); }
 };
@@ -91,6 +92,9 @@ W8A8Kernel w8a8_sm90_s8(int tokens, bool token_rows);
 W8A8Kernel w8a8_sm90_e4m3(int tokens, bool token_rows);
 W8A8Kernel w8a8_sm90_e4m3_grouped(int tokens, bool token_rows);
 W8A8Kernel w8a8_sm90_e4m3_precise(int tokens);
+/// The kernels for rows of experts: 16, 64 or 128 tokens.
+W8A8Kernel w8a8_sm90_experts_s8(int tokens);
+W8A8Kernel w8a8_sm90_experts_e4m3(int tokens, bool grouped);
 /// The kernel for patches: 64, 128 or 256 tokens.
 W8A8Kernel w8a8_sm90_patches_s8(int tokens);
 

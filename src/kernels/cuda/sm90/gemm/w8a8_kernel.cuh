@@ -51,6 +51,16 @@ W8A8Kernel kernel_for(int tokens) {
   }
   return nullptr;
 }
+/// The kernel for rows of experts: 16, 64 or 128 tokens.
+template <class Code, bool kGrouped>
+W8A8Kernel experts_kernel_for(int tokens) {
+  switch (tokens) {
+    case 16: return &kLaunchable<w8a8_sm90_kernel<W8A8Products<W8A8Traits<Code, 16, kGrouped, false, false, false, true>>>>;
+    case 64: return &kLaunchable<w8a8_sm90_kernel<W8A8Products<W8A8Traits<Code, 64, kGrouped, false, false, false, true>>>>;
+    case 128: return &kLaunchable<w8a8_sm90_kernel<W8A8Products<W8A8Traits<Code, 128, kGrouped, false, false, false, true>>>>;
+    default: return nullptr;
+  }
+}
 /// The kernel with tokens as the 64-row operand.
 template <class Code, bool kGrouped>
 W8A8Kernel token_rows_kernel_for(int tokens) {

@@ -100,7 +100,7 @@ struct W8A8Products : W8A8Stages<T> {
         float scale;  // of the row block
         int stage;
       };
-      const float* const scales_of_block = this->block_scales(pass.block + row_group());
+      const float* const scales_of_block = this->block_scales(pass, pass.block + row_group());
       const auto begin = [&](Group& group) {
         ptx::barrier_wait(full(from.stage), from.parity);
         const std::uint32_t a = weights + from.stage * weight_stage, b = tokens + from.stage * token_stage;
@@ -171,19 +171,21 @@ struct W8A8Products : W8A8Stages<T> {
     float2 bias;
     std::int32_t sum[2] = {}, zero[2] = {};
   };
-  __device__ Rows rows_of(int block) const {
+  __device__ Rows rows_of(const Pass& pass, int block) const {
     Rows rows;
     const std::int32_t* zeros = p.weight.zeros();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int n = block * gpu_w8::kRows + warp * 16 + lane / 4 + 8 * i;
-      rows.scale[i] = kGrouped && p.weight.geometry.block_rows != 0 ? 1.0f : p.weight.scales()[n];
+      rows.scale[i] = kGrouped && p.weight.geometry.block_rows != 0 ? 1.0f : this->of_pass(p.weight.scales(), pass)[n];
+      if constexpr (T::kExperts)
+        if (p.experts.scale2 != nullptr) rows.scale[i] *= __ldg(p.experts.scale2 + this->expert_of(pass));
       if (p.zero_points) {
-        rows.sum[i] = p.weight.sums()[n];
-        rows.zero[i] = zeros == nullptr ? 0 : zeros[n];
+        rows.sum[i] = this->of_pass(p.weight.sums(), pass)[n];
+        rows.zero[i] = zeros == nullptr ? 0 : this->of_pass(zeros, pass)[n];
       }
     }
-    rows.bias = Store<W8A8Products>{*this}.bias(block);
+    rows.bias = Store<W8A8Products>{*this, this->p.m}.bias(block);
     return rows;
   }
   /// The same for the pass's tokens, copied to the warpgroup's shared memory. Issued before the products; complete when wait_for_token_terms()
@@ -197,9 +199,10 @@ struct W8A8Products : W8A8Stages<T> {
         ptx::async_copy4(to, from);
     };
     ptx::async_copy_wait<0>();  // drains the copies issued by a skipped pass
+    const auto tokens = this->tokens_of(pass);
 #pragma unroll
     for (int i = warp * 32 + lane; i < kTokens; i += kGroupThreads) {
-      const std::int64_t row = min(pass.token_tile * kTokens + i, p.m - 1);  // tokens past M are not stored
+      const std::int64_t row = min(tokens.first() + i, tokens.end() - 1);  // tokens past the last are not stored
       const std::uint32_t to = token_terms() + 4 * i;
       if (!kGrouped)
         take(to, p.acts.scales == nullptr ? nullptr : p.acts.scales + row * p.acts.scale_row, __float_as_uint(p.acts.scale));

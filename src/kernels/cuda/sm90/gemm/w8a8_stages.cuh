@@ -25,19 +25,21 @@ namespace nibble::cuda {
 namespace {
 
 /// What a kernel is compiled for. kGrouped: groups of channels have scales. kPatches: tokens are output pixels of a convolution. kPrecise:
-/// partial sums of a few records are added in f32. kTokenRows: tokens are the 64-row operand (w8a8_token_rows.cuh).
-template <class CodeType, int kPassTokens, bool kHasGroups, bool kFromPatches, bool kAddsInFloat, bool kTokenRows = false>
+/// partial sums of a few records are added in f32. kTokenRows: tokens are the 64-row operand (w8a8_token_rows.cuh). kExperts: rows of A have
+/// weights of their experts.
+template <class CodeType, int kPassTokens, bool kHasGroups, bool kFromPatches, bool kAddsInFloat, bool kTokenRows = false,
+          bool kOfExperts = false>
 struct W8A8Traits {
   using Code = CodeType;
   using Sum = typename Code::Sum;
   static constexpr int kTokens = kPassTokens, kGroups = w8a8_groups(kTokens, W8A8Form{kHasGroups, kTokenRows});
-  static constexpr bool kGrouped = kHasGroups, kPatches = kFromPatches, kPrecise = kAddsInFloat;
+  static constexpr bool kGrouped = kHasGroups, kPatches = kFromPatches, kPrecise = kAddsInFloat, kExperts = kOfExperts;
   static constexpr int kActBytes = kTokens * gpu_w8::kChannels;  // of a record
 };
 
 template <class T>
-struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPatches> {
-  using Base = Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPatches>;
+struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPatches, T::kExperts> {
+  using Base = Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPatches, T::kExperts>;
   using Base::Base, Base::p, Base::base, Base::lane, Base::depth, Base::empty, Base::full, Base::is_last;
   /// The producers' warps keep what ptxas needs for the addresses of scales, or for the walk over an image.
   static constexpr int kProducerRegisters = T::kGrouped || T::kPatches ? 40 : 32;
@@ -66,21 +68,23 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
   __device__ void produce(unsigned producer, int storing) const {
     if (producer == 0 && lane == 0) {
       produce_weights();
-      if (T::kTokens == 16) prefetch(p.next);
+      if (T::kTokens == 16 && !T::kExperts) prefetch(p.next);
     }
     if (producer == 1 && lane == 0) produce_activations();
     if constexpr (T::kGrouped)
       if (producer == 2 && p.token_scales != TokenScales::one) produce_scales();
-    if (producer == 3) set_flags(p.parts, p.schedule, this->cluster, lane, storing);
+    if (producer == 3 && !T::kExperts) set_flags(p.parts, p.schedule, this->cluster, lane, storing);
   }
 
   /// Weights are constant: this producer does not wait for the previous kernel (PDL).
   __device__ void produce_weights() const {
-    const std::uint64_t policy = p.schedule.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
+    const bool once = T::kExperts ? this->schedule().band == 0 : p.schedule.token_tiles == 1;  // then it need not stay in L2
+    const std::uint64_t policy = once ? ptx::evict_first() : ptx::evict_last();
     const std::int64_t tile_bytes = std::int64_t{p.schedule.records} * gpu_w8::kRecordBytes;
     Cursor to{0, 1};  // a stage that was never used counts as empty
-    for_each_pass(p.schedule, [&](const Pass& pass) {
-      const std::byte* from = p.weight.bytes + pass.block * tile_bytes + std::int64_t{pass.first} * gpu_w8::kRecordBytes;
+    for_each_pass(this->schedule(), [&](const Pass& pass) {
+      const std::byte* from =
+          p.weight.bytes + this->weight_offset(pass) + pass.block * tile_bytes + std::int64_t{pass.first} * gpu_w8::kRecordBytes;
 #pragma unroll 1
       for (int left = pass.records(); left > 0; left -= depth()) {
         ptx::barrier_wait(empty(to.stage), to.parity);
@@ -99,10 +103,10 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
     const std::uint64_t policy = ptx::evict_last();
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
-    for_each_pass(p.schedule, [&](const Pass& pass) {
+    for_each_pass(this->schedule(), [&](const Pass& pass) {
+      const auto tokens = this->tokens_of(pass);
       PatchWalk walk;
-      if constexpr (T::kPatches)
-        walk = patch_walk(p.patches, pass.first * gpu_w8::kChannels, p.box_channels, pass.token_tile * T::kTokens);
+      if constexpr (T::kPatches) walk = patch_walk(p.patches, pass.first * gpu_w8::kChannels, p.box_channels, tokens.first());
       const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
 #pragma unroll 1
       for (int record = pass.first; record < pass.end;) {
@@ -115,19 +119,27 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
             for (int channel = 0; channel < gpu_w8::kChannels; channel += p.box_channels)
               ptx::load_patches(at + channel * T::kTokens, &p.x, walk.next(p.patches, p.images), full(to.stage), policy);
           } else {
-            ptx::load_box(at, x, record * gpu_w8::kChannels, pass.token_tile * T::kTokens, full(to.stage), policy);
+            ptx::load_box(at, x, record * gpu_w8::kChannels, tokens.first(), full(to.stage), policy);
           }
         to.advance(p.stages);
       }
     });
   }
+  /// A part of the weight of a pass, from that of the first expert.
+  template <class Value>
+  __device__ const Value* of_pass(const Value* part, const Pass& pass) const {
+    if constexpr (T::kExperts)
+      return reinterpret_cast<const Value*>(reinterpret_cast<const std::byte*>(part) + this->weight_offset(pass));
+    else
+      return part;
+  }
   __device__ std::uint32_t scales_of(int stage, int index) const {
     return base + p.map.scales + (stage * depth() + index) * T::kTokens * 4;
   }
-  /// The scales of row block `block` in all records; null where rows have one scale each.
-  __device__ const float* block_scales(int block) const {
+  /// The scales of row block `block` in all records of a pass's weight; null where rows have one scale each.
+  __device__ const float* block_scales(const Pass& pass, int block) const {
     if (p.weight.geometry.block_rows == 0) return nullptr;
-    return p.weight.scales() + std::int64_t{block / p.by_scale_blocks} * p.schedule.records;
+    return of_pass(p.weight.scales(), pass) + std::int64_t{block / p.by_scale_blocks} * p.schedule.records;
   }
   /// Writes the scales that are not in memory, once for all passes: nothing overwrites them.
   __device__ void fill_scales() const {
@@ -143,8 +155,9 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
     const std::uint64_t policy = ptx::evict_last();
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
-    for_each_pass(p.schedule, [&](const Pass& pass) {
-      const int first = pass.token_tile * T::kTokens + lane;
+    for_each_pass(this->schedule(), [&](const Pass& pass) {
+      const auto range = this->tokens_of(pass);
+      const int first = range.first() + lane;
 #pragma unroll 1
       for (int record = pass.first; record < pass.end;) {
         ptx::barrier_wait(empty(to.stage), to.parity);
@@ -158,7 +171,8 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
           const std::uint32_t slot = scales_of(to.stage, d) + 4 * lane;
 #pragma unroll
           for (int i = 0; i < T::kTokens; i += 32)  // tokens past M are zero and not stored
-            if (i + lane < T::kTokens) ptx::async_copy4(slot + 4 * i, tokens + min(first + i, p.m - 1) * p.acts.scale_row);
+            if (i + lane < T::kTokens)
+              ptx::async_copy4(slot + 4 * i, tokens + min(first + i, range.end() - 1) * p.acts.scale_row);
         }
         if (!rows) ptx::barrier_arrive_after_copies(full(to.stage));
         to.advance(p.stages);

@@ -68,9 +68,10 @@ struct W8A8TokenRows : W8A8TokenStore<T> {
     const int count = pass.records();
     constexpr int kPassRows = kBlocks * gpu_w8::kRows;
     const std::uint32_t tokens = tokens_low();
-    const float* scales_of_blocks = this->block_scales(pass.block);
-    const int other =
-        kBlocks == 1 || scales_of_blocks == nullptr ? 0 : static_cast<int>(this->block_scales(pass.block + 1) - scales_of_blocks);
+    const float* scales_of_blocks = this->block_scales(pass, pass.block);
+    const int other = kBlocks == 1 || scales_of_blocks == nullptr
+                          ? 0
+                          : static_cast<int>(this->block_scales(pass, pass.block + 1) - scales_of_blocks);
     if (scales_of_blocks != nullptr) scales_of_blocks += pass.first;
     float of_blocks[2] = {1.0f, 1.0f};
     // Asked while the products of the record before run: whether a record has arrived, and the scales of its row blocks, seven of eight from

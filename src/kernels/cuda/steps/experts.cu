@@ -1,0 +1,358 @@
+// Sorting rows by expert, gathering them, and adding up the results of a token's experts.
+//
+//   sort      one CTA of up to 32 warps; warp w has the pairs of its run, W runs in all, 32 pairs at a time
+//
+//     pairs         │  run of warp 0   │  run of warp 1   │ …
+//     count         counts[w][e]: the pairs of expert e in the run
+//     add           over the warps of an expert, then over experts: begin[w][e], where the run's first pair of e goes
+//     place         the run once more: a pair goes to begin[w][e], plus its rank among the lanes of that expert
+//
+//   Each place depends on ids alone, not on the order in which threads run: equal ids stay in the order of pairs.
+#include "kernels/cuda/steps/experts.hpp"
+
+#include <algorithm>
+
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/fragment.cuh"
+#include "kernels/cuda/device/shared_memory.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr std::uint32_t kWholeWarp = 0xffffffffu;
+
+// ---- sort
+
+constexpr int kSortThreads = kMostExperts;  // a thread sums an expert's counts
+constexpr int kSortWarps = kSortThreads / 32;
+
+/// The inclusive sum of a value per thread over the CTA, and the sum of all. `sums` holds an integer a warp; all threads call it.
+struct Scanned {
+  int end, all;
+};
+__device__ __forceinline__ int scan_warp(int value, int lane) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int before = __shfl_sync(kWholeWarp, value, max(lane - step, 0));
+    if (lane >= step) value += before;
+  }
+  return value;
+}
+__device__ Scanned scan(int value, int* sums) {
+  static_assert(kSortWarps <= 32);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  value = scan_warp(value, lane);
+  if (lane == 31) sums[warp] = value;
+  __syncthreads();
+  const int warps = scan_warp(lane < kSortWarps ? sums[lane] : 0, lane);
+  const int before = __shfl_sync(kWholeWarp, warps, max(warp - 1, 0)), all = __shfl_sync(kWholeWarp, warps, 31);
+  __syncthreads();  // sums may be written again
+  return {warp == 0 ? value : value + before, all};
+}
+
+struct SortParams {
+  SortTask task;
+  int warps;   // that have pairs
+  int run;     // pairs of a warp, a multiple of 32
+  bool dense;  // ids follow one another
+};
+
+__device__ __forceinline__ int id_of(const SortParams& p, int pair) {
+  const SortTask& task = p.task;
+  const std::int64_t at = p.dense ? pair : pair / task.top_k * task.token_stride + pair % task.top_k * task.choice_stride;
+  const int id = __ldcg(task.ids + at);
+  return id >= 0 && id < task.experts ? id : -1;
+}
+
+/// Calls use(pair, whether it exists, id, rank among the lanes of that id, how many these are) for the pairs of a run, 32 at a time. Four times
+/// as many are loaded at once, to hide the latency of memory.
+template <class Use>
+__device__ __forceinline__ void for_each_pair(const SortParams& p, Use use) {
+  constexpr int kAhead = 4;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  if (warp >= p.warps) return;
+  const int begin = warp * p.run, end = min(begin + p.run, p.task.rows);
+#pragma unroll 1
+  for (int first = begin; first < end; first += 32 * kAhead) {
+    int ids[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int pair = first + 32 * i + lane;
+      ids[i] = pair < end ? id_of(p, pair) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int pair = first + 32 * i + lane;
+      if (pair - lane >= end) break;
+      const unsigned same = __match_any_sync(kWholeWarp, ids[i]);
+      use(pair, pair < end, ids[i], __popc(same & ((1u << lane) - 1)), __popc(same));
+      __syncwarp();
+    }
+  }
+}
+
+/// Rows of the experts from ids: fills pair_of, row_of and expert_of. Returns the number of rows of expert threadIdx.x, and its first.
+__device__ int sort_pairs(const SortParams& p, int* counts, int* sums, int& first) {
+  const SortTask& task = p.task;
+  const int e = static_cast<int>(threadIdx.x), warp = e / 32;
+  for (int i = e; i < p.warps * task.experts; i += kSortThreads) counts[i] = 0;
+  __syncthreads();
+  int* const own = counts + warp * task.experts;
+  for_each_pair(p, [&](int, bool, int id, int rank, int of) {
+    if (id >= 0 && rank == 0) own[id] += of;
+  });
+  __syncthreads();
+  int count = 0;
+  if (e < task.experts)
+    for (int w = 0; w < p.warps; ++w) count += counts[w * task.experts + e];
+  const Scanned rows = scan(count, sums);
+  first = rows.end - count;
+  if (e < task.experts)
+    for (int w = 0, at = first; w < p.warps; ++w) {
+      const int of_warp = counts[w * task.experts + e];
+      counts[w * task.experts + e] = at;
+      at += of_warp;
+    }
+  __syncthreads();
+  for_each_pair(p, [&](int pair, bool exists, int id, int rank, int of) {
+    if (id >= 0) {
+      const int row = own[id] + rank;
+      task.pair_of[row] = pair;
+      task.expert_of[row] = id;
+      task.row_of[pair] = row;
+    } else if (exists) {
+      task.row_of[pair] = -1;
+    }
+    __syncwarp();
+    if (id >= 0 && rank == 0) own[id] += of;
+  });
+  for (int row = rows.all + e; row < task.rows; row += kSortThreads) task.pair_of[row] = 0, task.expert_of[row] = -1;
+  return count;
+}
+
+/// The same where rows are sorted already: fills expert_of. `first` becomes the first row of expert threadIdx.x.
+__device__ int given_rows(const SortTask& task, int* firsts, int& first) {
+  const int e = static_cast<int>(threadIdx.x);
+  int count = 0;
+  if (e < task.experts && task.counts != nullptr) {
+    first = e * task.pitch;
+    count = min(max(__ldcg(task.counts + e * task.given_stride), 0), task.pitch);
+  } else if (e < task.experts) {
+    first = min(max(__ldcg(task.offsets + e * task.given_stride), 0), task.rows);
+    count = max(min(__ldcg(task.offsets + (e + 1) * task.given_stride), task.rows) - first, 0);
+  }
+  firsts[e] = first;
+  int* const counts = firsts + kSortThreads;
+  counts[e] = count;
+  __syncthreads();
+  for (int row = e; row < task.rows; row += kSortThreads) {
+    int low = 0, high = task.experts;  // the last expert that begins at the row or before it
+    while (low + 1 < high) {
+      const int middle = (low + high) / 2;
+      (firsts[middle] <= row ? low : high) = middle;
+    }
+    task.expert_of[row] = row >= firsts[low] && row < firsts[low] + counts[low] ? low : -1;
+  }
+  __syncthreads();
+  return count;
+}
+
+__global__ void __launch_bounds__(kSortThreads) sort_rows_kernel(const __grid_constant__ SortParams p) {
+  extern __shared__ int sort_memory[];  // sums, then counts, or where experts begin and their counts
+  int* const sums = sort_memory;
+  wait_for_predecessor();
+  const int e = static_cast<int>(threadIdx.x);
+  int first = 0, count = 0;
+  if (p.task.ids != nullptr) {
+    count = sort_pairs(p, sort_memory + kSortThreads, sums, first);
+  } else {
+    count = given_rows(p.task, sums, first);
+  }
+#pragma unroll 1
+  for (int i = 0; i < 2; ++i) {
+    const SortTask::Tiles& product = p.task.products[i];
+    if (product.rows == 0) continue;
+    const int tiles = (count + product.rows - 1) / product.rows;
+    const auto [end, all] = scan(tiles, sums);
+    for (int t = 0; t < tiles; ++t)
+      product.tiles[end - tiles + t] = {e, first + t * product.rows, min(product.rows, count - t * product.rows)};
+    if (e == 0) *product.count = all;
+  }
+  // The kernels that follow start when tiles can be read, and products begin with weights while their rows are still gathered.
+  __threadfence();
+  __syncthreads();
+  let_successor_start();
+}
+
+// ---- gather
+
+constexpr int kGatherThreads = 128;
+constexpr int kPositions = 8;  // of a thread
+
+__device__ __forceinline__ std::uint16_t half_bits(DType type, float x) {
+  if (type == DType::f16) {
+    const __half v = __float2half_rn(x);
+    return reinterpret_cast<const std::uint16_t&>(v);
+  }
+  const __nv_bfloat16 v = __float2bfloat16_rn(x);
+  return reinterpret_cast<const std::uint16_t&>(v);
+}
+
+/// Eight positions of a row from `k` on, as they are or one by one.
+__device__ __forceinline__ void gather_eight(const GatherRowsTask& p, std::int64_t row, int expert, std::int64_t from, int k) {
+  const bool exists = expert >= 0 && from >= 0 && from < p.sources, halves = p.type != DType::f32;
+  const int bytes = halves ? 2 : 4;
+  const auto* const x = static_cast<const std::uint8_t*>(p.from) + (exists ? from * p.from_stride : 0) * bytes;
+  auto* const to = reinterpret_cast<uint4*>(static_cast<std::uint8_t*>(p.to) + (row * p.to_stride + k) * bytes);
+  const bool as_is = p.perm == nullptr && p.prescale == nullptr && k + kPositions <= p.columns &&
+                     reinterpret_cast<std::uintptr_t>(p.from) % 16 == 0 && p.from_stride * bytes % 16 == 0;
+  if (!exists || as_is) {
+    const auto* const vectors = reinterpret_cast<const uint4*>(x + k * bytes);
+    to[0] = exists ? vectors[0] : uint4{};
+    if (!halves) to[1] = exists ? vectors[1] : uint4{};
+    return;
+  }
+  const std::int64_t parameters = expert * p.parameter_pitch;
+#pragma unroll 1
+  for (int i = 0; i < kPositions; ++i) {
+    float v = 0.0f;
+    if (k + i < p.columns) {
+      const int channel = p.perm == nullptr ? k + i : __ldg(p.perm + parameters + k + i);
+      v = load_float(x, channel, p.type);
+      if (p.prescale != nullptr) v = epilogue::multiply(v, __ldg(p.prescale + parameters + channel));
+    }
+    if (halves)
+      reinterpret_cast<std::uint16_t*>(to)[i] = half_bits(p.type, v);
+    else
+      reinterpret_cast<float*>(to)[i] = v;
+  }
+}
+
+/// Where rows come from is loaded for four rows at once.
+__global__ void __launch_bounds__(kGatherThreads) gather_rows_kernel(const __grid_constant__ GatherRowsTask p) {
+  constexpr int kRows = 4;
+  wait_for_predecessor();
+  let_successor_start();  // only now, so that tiles can be read when the product starts
+  const int k = static_cast<int>(blockIdx.x * kGatherThreads + threadIdx.x) * kPositions;
+  if (k >= p.to_stride) return;
+#pragma unroll 1
+  for (std::int64_t first = std::int64_t{blockIdx.y} * kRows; first < p.rows; first += std::int64_t{gridDim.y} * kRows) {
+    int expert[kRows];
+    std::int64_t from[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const std::int64_t row = min(first + i, p.rows - 1);
+      expert[i] = __ldcg(p.expert_of + row);
+      from[i] = p.source == nullptr ? row : __ldcg(p.source + row * p.source_stride) / p.divisor;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      if (first + i < p.rows) gather_eight(p, first + i, expert[i], from[i], k);
+  }
+}
+
+// ---- combine
+
+constexpr int kCombineThreads = 128;
+constexpr int kColumns = 8;  // of a thread
+
+/// Four results of a token are loaded at once, and added one after the other.
+__global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __grid_constant__ CombineTask p) {
+  constexpr int kResults = 4;
+  let_successor_start();
+  const int n = static_cast<int>(blockIdx.x * kCombineThreads + threadIdx.x) * kColumns;
+  if (n >= p.n) return;
+  wait_for_predecessor();
+  const bool whole = n + kColumns <= p.n, vectors = p.n % 4 == 0 && whole;
+#pragma unroll 1
+  for (int t = static_cast<int>(blockIdx.y); t < p.tokens; t += static_cast<int>(gridDim.y)) {
+    float sum[kColumns] = {};
+#pragma unroll 1
+    for (int first = 0; first < p.top_k; first += kResults) {
+      int row[kResults];
+      float weight[kResults], v[kResults][kColumns] = {};
+#pragma unroll
+      for (int i = 0; i < kResults; ++i) {
+        const int j = first + i;
+        row[i] = j < p.top_k ? __ldcg(p.row_of + t * p.top_k + j) : -1;
+        weight[i] = j < p.top_k ? __ldcg(p.weights + t * p.token_stride + j * p.choice_stride) : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kResults; ++i) {
+        if (row[i] < 0) continue;
+        const float* const from = p.results + static_cast<std::int64_t>(row[i]) * p.n + n;
+        if (vectors) {
+          const float4 low = __ldcg(reinterpret_cast<const float4*>(from)),
+                       high = __ldcg(reinterpret_cast<const float4*>(from) + 1);
+          v[i][0] = low.x, v[i][1] = low.y, v[i][2] = low.z, v[i][3] = low.w;
+          v[i][4] = high.x, v[i][5] = high.y, v[i][6] = high.z, v[i][7] = high.w;
+        } else {
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c)
+            if (n + c < p.n) v[i][c] = __ldcg(from + c);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kResults; ++i) {
+        if (row[i] < 0) continue;
+        if (p.bias.data != nullptr) {
+          const std::int64_t of = __ldcg(p.expert_of + row[i]) * p.bias.stride + n;
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c)
+            if (n + c < p.n) v[i][c] = epilogue::add(v[i][c], p.bias.at(of + c));
+        }
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) sum[c] = epilogue::add(sum[c], epilogue::multiply(weight[i], v[i][c]));
+      }
+    }
+    if (whole) {
+      p.epilogue.store_eight(t, n, sum);
+    } else {
+#pragma unroll 1  // the last columns of a row: code counts more than its time
+      for (int c = 0; n + c < p.n; ++c) {
+        p.epilogue.store(t, n + c, sum[0]);
+#pragma unroll
+        for (int j = 1; j < kColumns; ++j) sum[j - 1] = sum[j];
+      }
+    }
+  }
+}
+
+/// A CTA for each piece of a row, and for rows as many as keep every SM busy.
+dim3 pieces_by_rows(std::int64_t columns, int of_a_cta, std::int64_t rows) {
+  constexpr std::int64_t kCtas = 2048;  // 16 for each of 128 SMs
+  const std::int64_t pieces = (columns + of_a_cta - 1) / of_a_cta;
+  return {static_cast<unsigned>(pieces), static_cast<unsigned>(std::clamp<std::int64_t>(kCtas / pieces, 1, rows))};
+}
+
+}  // namespace
+
+cudaError_t sort_rows(const SortTask& task, cudaStream_t stream) {
+  const int given = (task.ids != nullptr) + (task.offsets != nullptr) + (task.counts != nullptr);
+  if (given != 1 || task.experts < 1 || task.experts > kMostExperts || task.rows < 1) return cudaErrorInvalidValue;
+  int device = 0, most = 0;
+  if (const cudaError_t e = most_shared(device, most)) return e;
+  SortParams p{.task = task, .warps = 0, .run = 0, .dense = task.choice_stride == 1 && task.token_stride == task.top_k};
+  const int groups = (task.rows + 31) / 32, fit = (most / 4 - kSortThreads) / task.experts;
+  p.warps = std::min({groups, kSortWarps, fit});
+  p.run = (groups + p.warps - 1) / p.warps * 32;
+  const int smem = 4 * (kSortThreads + (task.ids == nullptr ? kSortThreads : p.warps * task.experts));
+  const auto& kernel = kLaunchable<sort_rows_kernel>;
+  if (const cudaError_t e = kernel.allow_all_shared()) return e;
+  return launch_dependent(kernel.kernel, dim3(1), dim3(kSortThreads), smem, stream, p);
+}
+
+cudaError_t gather_expert_rows(const GatherRowsTask& task, cudaStream_t stream) {
+  if (task.rows < 1 || task.columns < 1 || task.to_stride % kPositions != 0 || task.expert_of == nullptr)
+    return cudaErrorInvalidValue;
+  return launch_dependent(gather_rows_kernel, pieces_by_rows(task.to_stride, kGatherThreads * kPositions, task.rows),
+                          dim3(kGatherThreads), 0, stream, task);
+}
+
+cudaError_t combine_rows(const CombineTask& task, cudaStream_t stream) {
+  if (task.tokens < 1 || task.n < 1 || task.top_k < 1) return cudaErrorInvalidValue;
+  return launch_dependent(combine_rows_kernel, pieces_by_rows(task.n, kCombineThreads * kColumns, task.tokens),
+                          dim3(kCombineThreads), 0, stream, task);
+}
+
+}  // namespace nibble::cuda

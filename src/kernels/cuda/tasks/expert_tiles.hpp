@@ -1,0 +1,28 @@
+// Which rows of a grouped product go through which expert, in device memory: a kernel's token tile t is tiles[t].
+//
+//   rows of A and D, sorted by expert     │ expert 0 │ expert 2                  │ expert 3 │  (expert 1 has none)
+//   tiles of up to n rows                 ├─ tile 0 ─┼─ tile 1 ─┼─ tile 2 ─┼ 3 ─┼─ tile 4 ─┤  nothing is padded
+#pragma once
+
+#include <cstdint>
+
+namespace nibble::cuda {
+
+/// Rows [first, first + rows) of A and D, which are all of one expert.
+struct ExpertTile {
+  int expert = 0, first = 0, rows = 0;
+};
+
+/// The experts of a product. Expert e's records begin e · weight_pitch bytes behind the first one's. A product has no bias: the last step adds
+/// biases (finish.hpp).
+struct ExpertTiles {
+  const ExpertTile* tiles = nullptr;  // device memory
+  const int* count = nullptr;         // device memory: how many tiles there are
+  int most = 0;                       // tiles, at most: known to the host
+  std::int64_t weight_pitch = 0;
+  const float* scale2 = nullptr;            // [E], device memory: what sums of each expert are multiplied by; null: nothing
+  const std::int32_t* expert_of = nullptr;  // [M], device memory: of each row of A; −1: none. For the last step
+  std::int64_t bias_pitch = 0;              // bytes between biases of experts. For the last step
+};
+
+}  // namespace nibble::cuda

@@ -1,0 +1,18 @@
+// Plans of grouped products on the GPU: those of linear layers whose rows have different weights.
+#pragma once
+
+#include "kernels/cuda/tasks/expert_tiles.hpp"
+#include "nibble/plan.hpp"
+
+namespace nibble {
+
+/// A plan for spec.m_max rows of so many experts; `first` is PackedExperts::for_plans().
+/// Errors: as Plan::linear; unsupported for activations quantized per tensor, whose scale experts do not share.
+Result<Plan> plan_experts(const PackedWeight& first, std::int64_t experts, const LinearSpec& spec, const PlanOptions& options);
+/// The rows of a tile for m rows of A: of Kernel::expert_rows.
+int expert_rows(const Plan& plan, std::int64_t m);
+/// Runs it. A's rows are aligned to 16 bytes.
+Status run_experts(const Plan& plan, const PackedWeight& first, const cuda::ExpertTiles& experts, const ConstTensorView& a,
+                   const TensorView& d, const Operands& operands, std::span<std::byte> workspace, Stream stream);
+
+}  // namespace nibble

@@ -105,7 +105,7 @@ Result<PackedExperts> PackedExperts::on_device(std::vector<PackedWeight> weights
         parts[i], side_by_side(count, size, [&](std::int64_t e) -> const Buffer& { return data(e).device.*kParts[i]; }));
   }
   std::shared_ptr<const DeviceMemory> scale2;
-  if (data(0).scale2) {
+  if (std::ranges::any_of(weights, [](const PackedWeight& w) { return w.data().scale2.has_value(); })) {
     std::vector<float> scales(static_cast<std::size_t>(count));
     for (std::int64_t e = 0; e < count; ++e) scales[static_cast<std::size_t>(e)] = data(e).scale2.value_or(1.0f);
     NIBBLE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::allocate(scales.size() * sizeof(float)));

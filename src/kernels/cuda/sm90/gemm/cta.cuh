@@ -194,7 +194,8 @@ __device__ __forceinline__ void run_roles(const Params& p, std::uint8_t* shared)
   }
   __syncthreads();
   if constexpr (Kernel::kExperts) {
-    if (cta.schedule().token_tiles == 0 || cta.cluster >= cta.schedule().clusters) return;
+    if (cta.schedule().token_tiles == 0) return ptx::wait_for_predecessors();  // else it could end before them
+    if (cta.cluster >= cta.schedule().clusters) return;
   }
   if (warp >= kProducerWarp) {
     ptx::give_registers<Kernel::kProducerRegisters>();

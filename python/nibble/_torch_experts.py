@@ -149,15 +149,15 @@ def from_module(module: nn.Module, scheme: str) -> QuantExperts:
         weights, biases = getattr(module, name).detach(), getattr(module, name + "_bias", None)
         for e, w in enumerate(weights):
             w = w.T if transposed else w
-            bias = None if biases is None else biases[e].detach()
+            bias = None if biases is None else biases[e].detach().cpu()
             if apart:
                 w = torch.cat([w[::2], w[1::2]])
                 bias = None if bias is None else torch.cat([bias[::2], bias[1::2]])
-            q = nibble.quantize(w.contiguous(), weight_scheme)
+            q = nibble.quantize(w.contiguous().cpu(), weight_scheme)
             yield q if bias is None else nt._replace(q, bias=bias)
 
     gate_up = ex.pack_experts(quantized("gate_up_proj", by_turns), act_scheme=act_scheme, glu=True, **limits)
     down = ex.pack_experts(quantized("down_proj", False), act_scheme=act_scheme)
     if gate_up.n != 2 * down.k:
         raise Unsupported(f"gate_up writes {gate_up.n} channels and down reads {down.k}, which is not half of them")
-    return QuantExperts(gate_up, down, activation)
+    return QuantExperts(gate_up, down, activation).to(module.down_proj.device)

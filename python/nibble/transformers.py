@@ -203,6 +203,7 @@ class NibbleQuantizer(HfQuantizer):
 
     def _experts(self, own: str, unread: _UnreadExperts, modules: Mapping[str, nibble.Module], device: torch.device) -> nt.QuantExperts:
         """The experts of a layer, read and packed one by one."""
+
         def packed(tensor: str, **glu: Any) -> nibble.PackedExperts:
             names = unread.names[tensor]
             parts = 1 + max((place for _, place in names), default=0)
@@ -215,7 +216,7 @@ class NibbleQuantizer(HfQuantizer):
             return nibble.pack_experts(map(nibble.join, read), act_scheme=act_schemes.pop(), **glu)
 
         try:
-            return nt.QuantExperts(packed("gate_up_proj", glu=True, **unread.limits), packed("down_proj"), unread.activation)
+            return nt.QuantExperts(packed("gate_up_proj", glu=True, **unread.limits), packed("down_proj"), unread.activation).to(device)
         except nibble.Error as problem:
             raise type(problem)(f"{own}: {problem}") from None
 

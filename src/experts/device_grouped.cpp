@@ -12,8 +12,7 @@ namespace nibble {
 namespace {
 
 using experts::kDeviceAlignment;
-
-std::size_t part(std::size_t count, std::size_t size) { return experts::padded(count * size, kDeviceAlignment); }
+using experts::part;
 
 /// The rows of [E,R,C] as those of a matrix.
 template <class View>

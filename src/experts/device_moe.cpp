@@ -16,13 +16,8 @@
 #include "plan/experts_plan.hpp"
 
 namespace nibble {
-namespace {
-
 using experts::kDeviceAlignment;
-
-std::size_t part(std::size_t count, std::size_t size) { return experts::padded(count * size, kDeviceAlignment); }
-
-}  // namespace
+using experts::part;
 
 std::size_t MoePlan::Impl::device_workspace_bytes() const {
   const auto x_pitch = static_cast<std::size_t>(experts::gathered_pitch(k) * bits(x_type) / 8);

@@ -1,12 +1,15 @@
 // Rows of experts on the GPU: how they are sorted, gathered and described to the kernels of products.
 #pragma once
 
+#include "experts/check.hpp"
 #include "kernels/cuda/tasks/experts_task.hpp"
 #include "nibble/experts.hpp"
 
 namespace nibble::experts {
 
 constexpr std::size_t kDeviceAlignment = 256;  // of the parts of a workspace
+/// Bytes of so many elements, up to where the next part begins.
+constexpr std::size_t part(std::size_t count, std::size_t size) { return padded(count * size, kDeviceAlignment); }
 /// Elements between rows that are gathered: 16 bytes for every type of floats, as TMA asks.
 constexpr std::int64_t gathered_pitch(std::int64_t k) { return (k + 7) / 8 * 8; }
 

@@ -162,30 +162,20 @@ Status check_weight(const WeightFacts& weight) {
   return {};
 }
 
-Status QuantTensor::validate() const {
+Status check_but_codes(const QuantTensor& q) {
+  const auto& [scheme, n, k, codes, scales, zeros, scale2, g_idx, prescale, bias, filter, static_acts, act_limit] = q;
   NIBBLE_RETURN_IF_ERROR(check_weight({scheme, n, k, zeros.dtype, filter, !g_idx.empty(), static_acts, act_limit}));
+  const std::int64_t groups = q.groups();
   if (scales.dtype != scheme.scale) return bad("scales are {}, the scheme says {}", name(scales.dtype), name(scheme.scale));
-  if (const std::int64_t needed = n * k * code_bytes(scheme.codes); codes.size() != static_cast<std::size_t>(needed))
-    return bad("codes holds {} bytes, W[{},{}] needs {}", codes.size(), n, k, needed);
   if (scheme.is_dense() && scale2) return bad("a dense weight has no scale2, this one is {}", *scale2);
-  const int width = std::min(bits(scheme.codes), 8);
-  std::uint8_t all = 0;  // the OR of all codes: a search for the first bad one would be slower than memory
-  for (const std::uint8_t code : codes) all |= code;
-  if (all >> width != 0) {
-    const auto it = std::ranges::find_if(codes, [width](std::uint8_t c) { return (c >> width) != 0; });
-    if (it != codes.end()) {
-      const std::int64_t at = it - codes.begin();
-      return bad("code {} at [{},{}] does not fit in {} bits", static_cast<int>(*it), at / k, at % k, width);
-    }
-  }
-  const std::int64_t expected[] = {scheme.group.rows(n), groups()};
+  const std::int64_t expected[] = {scheme.group.rows(n), groups};
   if (!scheme.is_dense()) NIBBLE_RETURN_IF_ERROR(expect_shape("scales", scales, expected));
   if (scheme.zero != ZeroKind::none) NIBBLE_RETURN_IF_ERROR(expect_shape("zeros", zeros, expected));
   if (!g_idx.empty()) {
     if (g_idx.size() != static_cast<std::size_t>(k)) return bad("g_idx has {} entries, K is {}", g_idx.size(), k);
-    std::vector<std::int32_t> used(static_cast<std::size_t>(groups()), 0);
+    std::vector<std::int32_t> used(static_cast<std::size_t>(groups), 0);
     for (std::size_t i = 0; i < g_idx.size(); ++i) {
-      if (g_idx[i] < 0 || g_idx[i] >= groups()) return bad("g_idx[{}] = {} is outside [0,{})", i, g_idx[i], groups());
+      if (g_idx[i] < 0 || g_idx[i] >= groups) return bad("g_idx[{}] = {} is outside [0,{})", i, g_idx[i], groups);
       ++used[static_cast<std::size_t>(g_idx[i])];
     }
     for (std::size_t g = 0; g < used.size(); ++g) {
@@ -202,6 +192,23 @@ Status QuantTensor::validate() const {
     const std::int64_t dims[] = {n};
     if (!is_compute_float(bias.dtype)) return bad("bias is {}, expected f32, f16 or bf16", name(bias.dtype));
     NIBBLE_RETURN_IF_ERROR(expect_shape("bias", bias, dims));
+  }
+  return {};
+}
+
+Status QuantTensor::validate() const {
+  NIBBLE_RETURN_IF_ERROR(check_but_codes(*this));
+  if (const std::int64_t needed = n * k * code_bytes(scheme.codes); codes.size() != static_cast<std::size_t>(needed))
+    return bad("codes holds {} bytes, W[{},{}] needs {}", codes.size(), n, k, needed);
+  const int width = std::min(bits(scheme.codes), 8);
+  std::uint8_t all = 0;  // the OR of all codes: a search for the first bad one would be slower than memory
+  for (const std::uint8_t code : codes) all |= code;
+  if (all >> width != 0) {
+    const auto it = std::ranges::find_if(codes, [width](std::uint8_t c) { return (c >> width) != 0; });
+    if (it != codes.end()) {
+      const std::int64_t at = it - codes.begin();
+      return bad("code {} at [{},{}] does not fit in {} bits", static_cast<int>(*it), at / k, at % k, width);
+    }
   }
   return {};
 }

@@ -24,4 +24,7 @@ struct WeightFacts {
 /// Errors: invalid_argument with the field and the values.
 Status check_weight(const WeightFacts& weight);
 
+/// QuantTensor::validate() without the codes.
+Status check_but_codes(const QuantTensor& q);
+
 }  // namespace nibble

@@ -21,13 +21,13 @@ std::size_t size(const WeightScheme& scheme, DType, std::int64_t n, std::int64_t
   return static_cast<std::size_t>(n) * row_bytes(scheme.codes, gpu_rows::stride(k));
 }
 
-void pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
+void pack(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed) {
   const std::size_t bytes = row_bytes(q.scheme.codes, q.k), apart = row_bytes(q.scheme.codes, gpu_rows::stride(q.k));
-  executor.parallel_for(q.n, [&](std::int64_t n) {
+  for (std::int64_t n = codes.begin; n < codes.end; ++n) {
     std::byte* const to = packed.bytes.data() + static_cast<std::size_t>(n) * apart;
-    std::memcpy(to, q.codes.data() + static_cast<std::size_t>(n) * bytes, bytes);
+    std::memcpy(to, codes.row(n), bytes);
     std::memset(to + bytes, 0, apart - bytes);
-  });
+  }
 }
 
 void unpack(const PackedWeightData& packed, QuantTensor& q) {

@@ -87,41 +87,65 @@ std::int64_t source_channel(const PackedWeightData& packed, std::int64_t channel
   return packed.perm.empty() ? channel : packed.perm[static_cast<std::size_t>(channel)];
 }
 
+/// The 256 numbers of an 8-bit type, in the order of their codes.
+Tensor all_codes(DType type) {
+  Tensor codes(type, {256});
+  std::iota(codes.as<std::uint8_t>(), codes.as<std::uint8_t>() + 256, std::uint8_t{0});
+  return codes;
+}
+
 /// The inverse of stored_scales: `scales` has the type of the scheme.
 void restore_scales(const Tensor& stored, Tensor& scales) {
   if (stored.dtype == scales.dtype) {
     scales.bytes = stored.bytes;
     return;
   }
-  Tensor codes(scales.dtype, {256});
-  std::iota(codes.as<std::uint8_t>(), codes.as<std::uint8_t>() + 256, std::uint8_t{0});
-  const Tensor halves = gpu_tile::stored_scales(codes);
+  const Tensor halves = gpu_tile::stored_scales(all_codes(scales.dtype));
   std::map<std::uint16_t, std::uint8_t> code_of;
   for (std::size_t code = 0; code < 256; ++code)
     code_of.emplace(halves.as<std::uint16_t>()[code], static_cast<std::uint8_t>(code));
   for (std::int64_t i = 0; i < scales.numel(); ++i) scales.as<std::uint8_t>()[i] = code_of.at(stored.as<std::uint16_t>()[i]);
 }
 
-/// `scales` are stored_scales.
-void pack_record(const QuantTensor& q, const Tensor& scales, const PackedWeightData& packed, const Geometry& geo,
-                 std::int64_t tile, std::int64_t record, std::byte* out) {
+/// The scales as they are stored: those of q, or of 8-bit ones the 16-bit number of each code.
+class StoredScales {
+ public:
+  explicit StoredScales(const Tensor& scales) : scales_(scales) {
+    if (gpu_tile::stored_scale(scales.dtype) != scales.dtype) number_of_code_ = gpu_tile::stored_scales(all_codes(scales.dtype));
+  }
+  void copy(std::int64_t index, std::size_t bytes, std::byte* to) const {
+    const auto at = static_cast<std::size_t>(index);
+    const bool as_they_are = number_of_code_.empty();
+    const std::byte* const from = as_they_are
+                                      ? scales_.bytes.data() + at * bytes
+                                      : number_of_code_.bytes.data() + std::to_integer<std::size_t>(scales_.bytes[at]) * bytes;
+    std::memcpy(to, from, bytes);
+  }
+
+ private:
+  const Tensor& scales_;
+  Tensor number_of_code_;
+};
+
+void pack_record(const QuantTensor& q, const CodeRows& rows_of_codes, const StoredScales& scales, const PackedWeightData& packed,
+                 const Geometry& geo, std::int64_t tile, std::int64_t record, std::byte* out) {
   std::memset(out, 0, static_cast<std::size_t>(geo.record_bytes()));
   auto* codes = reinterpret_cast<std::uint8_t*>(out);
   const int rows = static_cast<int>(std::min<std::int64_t>(kRows, geo.n - tile * kRows));
   const int channels = static_cast<int>(std::min<std::int64_t>(kChannels, geo.k - record * kChannels));
   const std::uint8_t flip = sign_flip(q.scheme.codes);
-  for (int c = 0; c < channels; ++c) {
-    const std::uint8_t* column = q.codes.data() + source_channel(packed, record * kChannels + c);
-    for (int row = 0; row < rows; ++row) {
+  for (int row = 0; row < rows; ++row) {
+    const std::uint8_t* const from = rows_of_codes.row(tile * kRows + row);
+    for (int c = 0; c < channels; ++c) {
       const gpu_tile::Place to = gpu_tile::place(geo.bits, row, c);
-      const auto code = static_cast<std::uint8_t>(column[(tile * kRows + row) * geo.k] ^ flip);
+      const auto code =
+          static_cast<std::uint8_t>(rows_of_codes.code(from, source_channel(packed, record * kChannels + c)) ^ flip);
       codes[to.byte] = static_cast<std::uint8_t>(codes[to.byte] | code << to.shift);
     }
   }
   const auto scale_bytes = static_cast<std::size_t>(geo.scale_bytes), zero_bytes = static_cast<std::size_t>(geo.zero_bytes);
   for_each_in_slots(q.scheme, geo, tile, record, [&](std::int64_t index, int slot, int position) {
-    std::memcpy(out + geo.scale_offset(slot) + position * geo.scale_bytes,
-                scales.bytes.data() + static_cast<std::size_t>(index) * scale_bytes, scale_bytes);
+    scales.copy(index, scale_bytes, out + geo.scale_offset(slot) + position * geo.scale_bytes);
     if (geo.zero_bytes == 0) return;
     std::byte* zero = out + geo.zero_offset(slot) + position * geo.zero_bytes;
     std::memcpy(zero, q.zeros.bytes.data() + static_cast<std::size_t>(index) * zero_bytes, zero_bytes);
@@ -158,13 +182,13 @@ std::size_t size(const WeightScheme& scheme, DType zero_type, std::int64_t n, st
   return static_cast<std::size_t>(gpu_tile::geometry(scheme, zero_type, n, k).total_bytes());
 }
 
-void pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
+void pack(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed) {
   const Geometry geo = gpu_tile::geometry(q.scheme, packed.zero_type, q.n, q.k);
-  const Tensor scales = gpu_tile::stored_scales(q.scales);
-  executor.parallel_for(geo.tiles(), [&](std::int64_t tile) {
+  const StoredScales scales(q.scales);
+  for (std::int64_t n = codes.begin; n < codes.end; n += kRows)
     for (int record = 0; record < geo.records(); ++record)
-      pack_record(q, scales, packed, geo, tile, record, packed.bytes.data() + geo.record(static_cast<int>(tile), record));
-  });
+      pack_record(q, codes, scales, packed, geo, n / kRows, record,
+                  packed.bytes.data() + geo.record(static_cast<int>(n / kRows), record));
 }
 
 void unpack(const PackedWeightData& packed, QuantTensor& q) {
@@ -192,6 +216,7 @@ slot     = scale[64] | zero[64]?                        in the order of rows g g
                             .backend = Backend::cuda,
                             .refusal = gpu_tile::refusal,
                             .size = size,
+                            .rows = kRows,
                             .pack = pack,
                             .unpack = unpack};
 }  // namespace nibble

@@ -63,17 +63,19 @@ std::size_t size(const WeightScheme& scheme, DType, std::int64_t n, std::int64_t
   return static_cast<std::size_t>(gpu_w8::geometry(scheme, n, k).total_bytes());
 }
 
-void pack_tile(const QuantTensor& q, const PackedWeightData& packed, const Geometry& geo, int tile, std::byte* out) {
+void pack_tile(const QuantTensor& q, const CodeRows& codes, const PackedWeightData& packed, const Geometry& geo, int tile,
+               std::byte* out) {
   std::byte* const records = out + geo.record(tile, 0);
   std::memset(records, 0, static_cast<std::size_t>(geo.records()) * gpu_w8::kRecordBytes);
   const int rows = static_cast<int>(std::min<std::int64_t>(kRows, geo.n - std::int64_t{tile} * kRows));
   const int from_code = middle(q.scheme.codes), from_zero = middle_of_zeros(q.scheme.codes);
   for (int row = 0; row < kRows; ++row) {
     const std::int64_t n = std::int64_t{tile} * kRows + row;
+    const std::uint8_t* const from = row < rows ? codes.row(n) : nullptr;
     std::int32_t sum = 0;
     for (std::int64_t k = 0; row < rows && k < geo.k; ++k) {
       const std::int64_t channel = packed.perm.empty() ? k : packed.perm[static_cast<std::size_t>(k)];
-      const auto code = static_cast<std::uint8_t>(q.codes[static_cast<std::size_t>(n * geo.k + channel)] - from_code);
+      const auto code = static_cast<std::uint8_t>(codes.code(from, channel) - from_code);
       records[geo.record(0, static_cast<int>(k / kChannels)) + gpu_w8::place(row, static_cast<int>(k % kChannels))] =
           static_cast<std::byte>(code);
       sum += static_cast<std::int8_t>(code);
@@ -86,11 +88,12 @@ void pack_tile(const QuantTensor& q, const PackedWeightData& packed, const Geome
   }
 }
 
-void pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
+void pack(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed) {
   const Geometry geo = gpu_w8::geometry(q.scheme, q.n, q.k);
   std::byte* const out = packed.bytes.data();
-  executor.parallel_for(geo.tiles(), [&](std::int64_t tile) { pack_tile(q, packed, geo, static_cast<int>(tile), out); });
-  for (std::int64_t i = 0; i < geo.scale_count(); ++i) {
+  for (std::int64_t n = codes.begin; n < codes.end; n += kRows)
+    pack_tile(q, codes, packed, geo, static_cast<int>(n / kRows), out);
+  for (std::int64_t i = 0; codes.begin == 0 && i < geo.scale_count(); ++i) {
     const std::int64_t from = scale_of(q.scheme, i);
     const float scale = from < q.scales.numel() ? q.scales.at(from) : 0.0f;
     std::memcpy(out + geo.scales_offset() + 4 * i, &scale, 4);
@@ -131,6 +134,7 @@ after all tiles: scales f32[N] or [N/n][K/128] | sums of codes s32[N] (integers)
                           .backend = Backend::cuda,
                           .refusal = gpu_w8::refusal,
                           .size = size,
+                          .rows = kRows,
                           .pack = pack,
                           .unpack = unpack};
 

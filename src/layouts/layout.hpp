@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/buffer.hpp"
+#include "core/code_rows.hpp"
 #include "nibble/device.hpp"
-#include "nibble/parallel.hpp"
 #include "nibble/scheme.hpp"
 #include "nibble/status.hpp"
 #include "nibble/tensor.hpp"
@@ -76,8 +76,12 @@ struct Layout {
   std::string (*refusal)(const WeightScheme& scheme, DType zero_type, std::int64_t k) = nullptr;
   /// Packed size in bytes.
   std::size_t (*size)(const WeightScheme& scheme, DType zero_type, std::int64_t n, std::int64_t k);
-  /// Fills packed.bytes (of size() bytes, host memory) from q; everything else of `packed` is set.
-  void (*pack)(const QuantTensor& q, PackedWeightData& packed, Executor& executor);
+  /// The output channels that it keeps together: a power of two.
+  int rows = 1;
+  /// Fills what packed.bytes (of size() bytes, host memory) has of some rows: whole blocks of `rows` of them, or up to the last row. Scales
+  /// and zeros are those of q, whose codes are not read; everything else of `packed` is set. What is not of a block of rows belongs to row 0.
+  /// Several threads may pack different rows.
+  void (*pack)(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed);
   /// Fills q.codes, q.scales, q.zeros (allocated); everything else of `q` is set.
   void (*unpack)(const PackedWeightData& packed, QuantTensor& q);
 };

@@ -16,16 +16,19 @@ std::size_t size(const WeightScheme& scheme, DType zero_type, std::int64_t n, st
 }
 
 // docs: begin pack
-void pack(const QuantTensor& q, PackedWeightData& packed, Executor&) {
-  std::byte* to = packed.bytes.data();
-  if (packed.perm.empty())
-    std::memcpy(to, q.codes.data(), q.codes.size());
-  else
-    for (std::int64_t row = 0; row < q.n; ++row)
+void pack(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed) {
+  const std::int64_t row_bytes = q.k * code_bytes(q.scheme.codes);
+  for (std::int64_t n = codes.begin; n < codes.end; ++n) {
+    std::byte* const to = packed.bytes.data() + n * row_bytes;
+    const std::uint8_t* const row = codes.row(n);
+    if (packed.perm.empty() && !codes.pairs)
+      std::memcpy(to, row, static_cast<std::size_t>(row_bytes));
+    else
       for (std::int64_t i = 0; i < q.k; ++i)
-        to[row * q.k + i] =
-            static_cast<std::byte>(q.codes[static_cast<std::size_t>(row * q.k + packed.perm[static_cast<std::size_t>(i)])]);
-  to += q.codes.size();
+        to[i] = static_cast<std::byte>(codes.code(row, packed.perm.empty() ? i : packed.perm[static_cast<std::size_t>(i)]));
+  }
+  if (codes.begin != 0) return;
+  std::byte* const to = packed.bytes.data() + q.n * row_bytes;
   if (!q.scales.empty()) std::memcpy(to, q.scales.bytes.data(), q.scales.bytes.size());
   if (!q.zeros.empty()) std::memcpy(to + q.scales.bytes.size(), q.zeros.bytes.data(), q.zeros.bytes.size());
 }

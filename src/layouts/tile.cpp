@@ -48,12 +48,13 @@ std::uint64_t sign_flip(DType codes, int count) {
 }
 
 /// The codes of channels k0 … k0+count−1 of a row, in packed order, one per byte; zeros after them.
-std::uint64_t gather(const std::uint8_t* row, const std::vector<std::int32_t>& perm, std::int64_t k0, int count) {
+std::uint64_t gather(const CodeRows& rows, const std::uint8_t* row, const std::vector<std::int32_t>& perm, std::int64_t k0,
+                     int count) {
   std::uint8_t codes[tile::kOctet] = {};
-  if (perm.empty() && count == tile::kOctet) {
+  if (perm.empty() && count == tile::kOctet && !rows.pairs) {
     std::memcpy(codes, row + k0, sizeof codes);
   } else {
-    for (int j = 0; j < count; ++j) codes[j] = row[perm.empty() ? k0 + j : perm[static_cast<std::size_t>(k0 + j)]];
+    for (int j = 0; j < count; ++j) codes[j] = rows.code(row, perm.empty() ? k0 + j : perm[static_cast<std::size_t>(k0 + j)]);
   }
   std::uint64_t eight;
   std::memcpy(&eight, codes, sizeof eight);
@@ -126,38 +127,107 @@ void get_floats(const std::uint8_t* octet, int width, int count, int r, std::uin
     std::memcpy(floats + j * width, octet + tile::float_place(R, 8 * width, r, j), static_cast<std::size_t>(width));
 }
 
+// Words of 4 bytes: an octet of 4-bit codes is one word a row, one of 8-bit codes two, and the R words of all rows stand side by side. Four
+// words of four rows are loaded, transposed and stored at a time; what is left of a group goes octet by octet.
+typedef std::uint32_t Words __attribute__((vector_size(16)));
+constexpr int kWords = 4;
+
+Words load_words(const std::uint8_t* from) {
+  Words words;
+  std::memcpy(&words, from, sizeof words);
+  return words;
+}
+
+/// 4-bit codes that lie in pairs: a word has codes 0 1 2 3 4 5 6 7, from the low nibble up; in an octet they are 0 4 1 5 2 6 3 7.
+struct FromPairs {
+  static constexpr int kCodes = 8;  // in a word
+  Words operator()(const std::uint8_t* row, std::int64_t k) const {
+    Words x = load_words(row + k / 2);
+    const Words bytes = (x ^ x >> 8) & 0x0000ff00u;
+    x ^= bytes ^ bytes << 8;
+    const Words nibbles = (x ^ x >> 4) & 0x00f000f0u;
+    return x ^ nibbles ^ nibbles << 4;
+  }
+};
+/// 4-bit codes of a byte each: codes 4 … 7 go above codes 0 … 3.
+struct FromBytes {
+  static constexpr int kCodes = 8;
+  Words operator()(const std::uint8_t* row, std::int64_t k) const {
+    const Words a = load_words(row + k), b = load_words(row + k + 16);
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6) | __builtin_shufflevector(a, b, 1, 3, 5, 7) << 4;
+  }
+};
+/// 8-bit codes.
+struct Whole {
+  static constexpr int kCodes = 4;
+  std::uint32_t flip;
+  Words operator()(const std::uint8_t* row, std::int64_t k) const { return load_words(row + k) ^ flip; }
+};
+
+/// The words of a row block's channels [k, end), as far as they come in whole octets and by kWords, into the octets at `out`. Returns the
+/// channel after them. A block of fewer than R rows has zeros in place of the others.
+template <int R, class Load>
+std::int64_t pack_words(const CodeRows& codes, std::int64_t n, int rows, std::int64_t k, std::int64_t end, Load load,
+                        std::uint8_t* out) {
+  constexpr std::int64_t kChannels = kWords * Load::kCodes;
+  for (; k + kChannels <= end; k += kChannels, out += kWords * R * sizeof(std::uint32_t)) {
+    for (int r = 0; r < rows; r += kWords) {
+      Words of_row[kWords] = {};
+      for (int i = 0; i < kWords; ++i)
+        if (r + i < rows) of_row[i] = load(codes.row(n + r + i), k);
+      const Words ab = __builtin_shufflevector(of_row[0], of_row[1], 0, 4, 1, 5),
+                  cd = __builtin_shufflevector(of_row[2], of_row[3], 0, 4, 1, 5),
+                  ab_high = __builtin_shufflevector(of_row[0], of_row[1], 2, 6, 3, 7),
+                  cd_high = __builtin_shufflevector(of_row[2], of_row[3], 2, 6, 3, 7);
+      const Words of_word[kWords] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+                                     __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+                                     __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+      for (int i = 0; i < kWords; ++i) std::memcpy(out + 4 * (i * R + r), &of_word[i], sizeof of_word[i]);
+    }
+  }
+  return k;
+}
+
 template <int R>
-void pack_block(const QuantTensor& q, PackedWeightData& packed, const tile::Geometry& geo, std::int64_t block) {
-  const bool dense = q.scheme.is_dense();
+void pack_block(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed, const tile::Geometry& geo,
+                std::int64_t block) {
+  const bool dense = q.scheme.is_dense(), in_order = packed.perm.empty();
   const int width = code_bytes(q.scheme.codes);
   const tile::Planes planes = dense ? tile::Planes{} : tile::planes(geo.bits);
-  const int rows = static_cast<int>(std::min<std::int64_t>(R, geo.n - block * R));
+  const std::int64_t n = block * R;
+  const int rows = static_cast<int>(std::min<std::int64_t>(R, geo.n - n));
   std::byte* bytes = packed.bytes.data() + geo.record(block, 0);
   std::memset(bytes, 0, static_cast<std::size_t>(geo.row_block_bytes));
   for (std::int64_t g = 0; g < geo.groups(); ++g) {
     std::byte* record = packed.bytes.data() + geo.record(block, g);
     if (!dense) pack_column(q.scales, q.scheme, geo, block, g, record);
     if (!q.zeros.empty()) pack_column(q.zeros, q.scheme, geo, block, g, record + geo.scale_bytes);
-    auto* octet = reinterpret_cast<std::uint8_t*>(record + geo.header_bytes);
-    const std::int64_t k_end = std::min(geo.k, (g + 1) * geo.group);
-    for (std::int64_t k = g * geo.group; k < k_end; k += tile::kOctet, octet += geo.octet_bytes) {
+    auto* const octets = reinterpret_cast<std::uint8_t*>(record + geo.header_bytes);
+    const std::int64_t k_begin = g * geo.group, k_end = std::min(geo.k, k_begin + geo.group);
+    std::int64_t k = k_begin;
+    if (in_order && geo.bits == 4 && codes.pairs && k % 2 == 0) k = pack_words<R>(codes, n, rows, k, k_end, FromPairs{}, octets);
+    if (in_order && geo.bits == 4 && !codes.pairs) k = pack_words<R>(codes, n, rows, k, k_end, FromBytes{}, octets);
+    if (in_order && geo.bits == 8)
+      k = pack_words<R>(codes, n, rows, k, k_end, Whole{static_cast<std::uint32_t>(sign_flip(q.scheme.codes, tile::kOctet))},
+                        octets);
+    std::uint8_t* octet = octets + (k - k_begin) / tile::kOctet * geo.octet_bytes;
+    for (; k < k_end; k += tile::kOctet, octet += geo.octet_bytes) {
       const int count = static_cast<int>(std::min<std::int64_t>(tile::kOctet, k_end - k));
       for (int r = 0; r < rows; ++r) {
-        if (dense) {
-          put_floats<R>(q.codes.data() + ((block * R + r) * q.k + k) * width, width, count, r, octet);
-          continue;
-        }
-        put_row<R>(gather(q.codes.data() + (block * R + r) * q.k, packed.perm, k, count) ^ sign_flip(q.scheme.codes, count),
-                   planes, r, octet);
+        const std::uint8_t* const row = codes.row(n + r);
+        if (dense)
+          put_floats<R>(row + k * width, width, count, r, octet);
+        else
+          put_row<R>(gather(codes, row, packed.perm, k, count) ^ sign_flip(q.scheme.codes, count), planes, r, octet);
       }
     }
   }
 }
 
 template <int R>
-void pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
+void pack(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed) {
   const tile::Geometry geo = tile::geometry(R, q.scheme, packed.zero_type, q.n, q.k);
-  executor.parallel_for(geo.row_blocks(), [&](std::int64_t block) { pack_block<R>(q, packed, geo, block); });
+  for (std::int64_t n = codes.begin; n < codes.end; n += R) pack_block<R>(q, codes, packed, geo, n / R);
 }
 
 template <int R>
@@ -189,7 +259,7 @@ void unpack(const PackedWeightData& packed, QuantTensor& q) {
 
 template <int R>
 constexpr Layout make_layout(std::string_view name, std::string_view drawing) {
-  return {.name = name, .drawing = drawing, .size = size<R>, .pack = pack<R>, .unpack = unpack<R>};
+  return {.name = name, .drawing = drawing, .size = size<R>, .rows = R, .pack = pack<R>, .unpack = unpack<R>};
 }
 
 }  // namespace

@@ -1,10 +1,16 @@
 // Packing: chooses a layout and fills its bytes; explain() does the first without the second.
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <numeric>
+#include <span>
+#include <utility>
 
+#include "core/code_rows.hpp"
 #include "core/error.hpp"
+#include "core/weight_check.hpp"
 #include "kernels/cuda/launch/device_weight.hpp"
 #include "kernels/finish.hpp"
 #include "layouts/layout.hpp"
@@ -61,20 +67,32 @@ std::size_t channel_sums_length(const WeightScheme& scheme, std::int64_t n) {
   return scheme.group.k == 0 && integers ? static_cast<std::size_t>((n + kRowBlock - 1) / kRowBlock * kRowBlock) : 0;
 }
 
-std::vector<double> channel_sums(const QuantTensor& q, Executor& executor) {
-  std::vector<double> sums(channel_sums_length(q.scheme, q.n));
-  if (sums.empty()) return sums;
+namespace {
+
+/// Of the rows whose codes these are.
+void sum_channels(const QuantTensor& q, const CodeRows& codes, std::span<double> sums) {
   const bool zeros = q.scheme.zero == ZeroKind::integer;
   std::array<std::int32_t, 256> value;
   for (std::size_t code = 0; code < value.size(); ++code)
     value[code] = static_cast<std::int32_t>(code_value(q.scheme.codes, static_cast<std::uint8_t>(code)));
-  executor.parallel_for(q.n, [&](std::int64_t n) {
-    const std::span<const std::uint8_t> row =
-        std::span(q.codes).subspan(static_cast<std::size_t>(n * q.k), static_cast<std::size_t>(q.k));
-    const std::int64_t sum = std::accumulate(row.begin(), row.end(), std::int64_t{0},
-                                             [&](std::int64_t total, std::uint8_t code) { return total + value[code]; });
+  for (std::int64_t n = codes.begin; n < codes.end; ++n) {
+    const std::uint8_t* const row = codes.row(n);
+    std::int64_t sum = 0;
+    for (std::int64_t k = 0; k < q.k; ++k) sum += value[codes.code(row, k)];
     const double zero = zeros ? static_cast<double>(q.zeros.at(q.scheme.group.n == 0 ? 0 : n / q.scheme.group.n)) : 0.0;
     sums[static_cast<std::size_t>(n)] = static_cast<double>(sum) - zero * static_cast<double>(q.k);
+  }
+}
+
+}  // namespace
+
+std::vector<double> channel_sums(const QuantTensor& q, Executor& executor) {
+  std::vector<double> sums(channel_sums_length(q.scheme, q.n));
+  if (sums.empty()) return sums;
+  const CodesOf codes(q);
+  executor.parallel_for(q.n, [&](std::int64_t n) {
+    std::vector<std::uint8_t> unused;
+    sum_channels(q, *codes.read(n, n + 1, unused), sums);
   });
   return sums;
 }
@@ -121,25 +139,91 @@ Result<Packing> packing_for(const WeightDesc& weight, const ConvSpec& spec, cons
 }
 
 /// The GPU's kernels read e4m3 codes of gpu_n64k128 as finite numbers.
-Status check_finite(const QuantTensor& q, const Layout& layout) {
+Status check_finite(const QuantTensor& q, const CodeRows& codes, const Layout& layout) {
   if (q.scheme.codes != DType::e4m3 || &layout != &kGpuTileLayout) return {};
-  const auto nan = std::ranges::find_if(q.codes, [](std::uint8_t code) { return (code & 0x7f) == 0x7f; });
-  if (nan == q.codes.end()) return {};
-  const std::int64_t at = nan - q.codes.begin();
-  return error(StatusCode::invalid_argument, "W[{},{}] is NaN (code {:#04x}), and layout {} holds finite e4m3 codes only",
-               at / q.k, at % q.k, *nan, layout.name);
+  for (std::int64_t n = codes.begin; n < codes.end; ++n) {
+    const std::span row(codes.row(n), static_cast<std::size_t>(q.k));
+    const auto nan = std::ranges::find_if(row, [](std::uint8_t code) { return (code & 0x7f) == 0x7f; });
+    if (nan != row.end())
+      return error(StatusCode::invalid_argument, "W[{},{}] is NaN (code {:#04x}), and layout {} holds finite e4m3 codes only", n,
+                   nan - row.begin(), *nan, layout.name);
+  }
+  return {};
 }
 
-Result<PackedWeight> pack_in(const QuantTensor& given, const PackedWeight::Spec& spec, const Packing& packing,
-                             const PackOptions& options) {
-  const auto* const linear = std::get_if<LinearSpec>(&spec);
-  const bool paired = linear != nullptr && pairs_rows(linear->epilogue, given.scheme);
-  std::optional<QuantTensor> pairs;
-  if (paired) pairs = with_paired_rows(given);
-  const QuantTensor& q = paired ? *pairs : given;
+/// The memory of the tasks of a loop: as many buffers as have run at the same time.
+class Scratch {
+ public:
+  std::vector<std::uint8_t> take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return {};
+    std::vector<std::uint8_t> buffer = std::move(free_.back());
+    free_.pop_back();
+    return buffer;
+  }
+  void give(std::vector<std::uint8_t> buffer) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(buffer));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::vector<std::uint8_t>> free_;
+};
+
+/// The failure of the first block that failed.
+class FirstFailure {
+ public:
+  void add(std::int64_t block, Status status) {
+    if (status.ok()) return;
+    const std::lock_guard lock(mutex_);
+    if (status_.ok() || block < block_) status_ = std::move(status), block_ = block;
+  }
+  const Status& status() const { return status_; }
+
+ private:
+  std::mutex mutex_;
+  Status status_;
+  std::int64_t block_ = 0;
+};
+
+/// Calls use(rows) for the codes of all rows, in blocks that both the source and the layout take.
+template <class Use>
+Status for_each_block(const QuantTensor& q, const CodeSource& codes, const Layout& layout, Executor& executor, Use use) {
+  const std::int64_t rows = std::max<std::int64_t>(codes.block_rows(), layout.rows);
+  Scratch scratch;
+  FirstFailure failure;
+  executor.parallel_for((q.n + rows - 1) / rows, [&](std::int64_t block) {
+    std::vector<std::uint8_t> memory = scratch.take();
+    const Result<CodeRows> read = codes.read(block * rows, std::min(q.n, (block + 1) * rows), memory);
+    failure.add(block, read.ok() ? use(*read) : read.status());
+    scratch.give(std::move(memory));
+  });
+  return failure.status();
+}
+
+/// Arranges gpu_n64k128 on the GPU, which takes all codes at once: where they lie, or in an array of them.
+Status pack_on_gpu(const QuantTensor& q, const CodeSource& codes, PackedWeightData& packed, Executor& executor) {
+  std::vector<std::uint8_t> all;
+  CodeRows every{.begin = 0, .end = q.n, .pitch = q.k};
+  const bool decodes = q.codes.empty();
+  if (decodes) all = zero_bytes<std::uint8_t>(static_cast<std::size_t>(q.n * every.pitch));
+  const auto take_rows = [&](const CodeRows& rows) -> Status {
+    NIBBLE_RETURN_IF_ERROR(check_finite(q, rows, kGpuTileLayout));
+    if (!decodes) return {};
+    for (std::int64_t n = rows.begin; n < rows.end; ++n) rows.copy_bytes(n, q.k, all.data() + n * every.pitch);
+    return {};
+  };
+  NIBBLE_RETURN_IF_ERROR(for_each_block(q, codes, kGpuTileLayout, executor, take_rows));
+  every.data = decodes ? all.data() : q.codes.data();
+  return cuda::pack(q, every, packed);
+}
+
+/// q without its codes, which are those of `codes`.
+Result<PackedWeight> pack_in(const QuantTensor& q, const CodeSource& codes, bool paired, const PackedWeight::Spec& spec,
+                             const Packing& packing, const PackOptions& options) {
   const DType zero_type = q.zeros.dtype;
   const Layout* layout = packing.layout;
-  NIBBLE_RETURN_IF_ERROR(check_finite(q, *layout));
   auto packed = std::make_shared<PackedWeightData>();
   packed->layout = layout;
   packed->scheme = q.scheme;
@@ -162,13 +246,20 @@ Result<PackedWeight> pack_in(const QuantTensor& given, const PackedWeight::Spec&
   }
   Executor& executor = executor_of(options);
   try {
-    if (packing.memory == Backend::cuda) {
-      NIBBLE_RETURN_IF_ERROR(cuda::pack(q, *packed, executor));
-    } else {
-      packed->bytes = Buffer(layout->size(q.scheme, zero_type, q.n, q.k));
-      layout->pack(q, *packed, executor);
-      packed->channel_sums = channel_sums(q, executor);
+    if (packing.memory == Backend::cuda && layout == &kGpuTileLayout) {
+      NIBBLE_RETURN_IF_ERROR(pack_on_gpu(q, codes, *packed, executor));
+      return PackedWeight(std::move(packed), spec);
     }
+    packed->bytes = Buffer(layout->size(q.scheme, zero_type, q.n, q.k));
+    if (packing.memory == Backend::cpu) packed->channel_sums.resize(channel_sums_length(q.scheme, q.n));
+    const auto pack_rows = [&](const CodeRows& rows) -> Status {
+      NIBBLE_RETURN_IF_ERROR(check_finite(q, rows, *layout));
+      layout->pack(q, rows, *packed);
+      if (!packed->channel_sums.empty()) sum_channels(q, rows, packed->channel_sums);
+      return {};
+    };
+    NIBBLE_RETURN_IF_ERROR(for_each_block(q, codes, *layout, executor, pack_rows));
+    if (packing.memory == Backend::cuda) NIBBLE_RETURN_IF_ERROR(cuda::move_to_device(*packed));
   } catch (const std::bad_alloc&) {
     return error(StatusCode::io_error, "no memory for the {} bytes of W[{},{}] packed as {}",
                  layout->size(q.scheme, zero_type, q.n, q.k), q.n, q.k, layout->name);
@@ -176,11 +267,19 @@ Result<PackedWeight> pack_in(const QuantTensor& given, const PackedWeight::Spec&
   return PackedWeight(std::move(packed), spec);
 }
 
+/// Whether a weight for this specification has its rows in pairs.
+bool packs_pairs(const PackedWeight::Spec& spec, const WeightScheme& scheme) {
+  const auto* const linear = std::get_if<LinearSpec>(&spec);
+  return linear != nullptr && pairs_rows(linear->epilogue, scheme);
+}
+
 template <class Spec>
 Result<PackedWeight> pack_for(const QuantTensor& q, const Spec& spec, const PackOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(q.validate());
   NIBBLE_ASSIGN_OR_RETURN(const Packing packing, choose_packing(describe(q), spec, options));
-  return pack_in(q, spec, packing, options);
+  if (!packs_pairs(spec, q.scheme)) return pack_in(q, CodesOf(q), false, spec, packing, options);
+  const QuantTensor pairs = with_paired_rows(q);
+  return pack_in(pairs, CodesOf(pairs), true, spec, packing, options);
 } catch (...) {
   return caught();
 }
@@ -227,6 +326,13 @@ Result<Packing> choose_packing(const WeightDesc& weight, const PackedWeight::Spe
   NIBBLE_RETURN_IF_ERROR(check_environment());
   const Roofline roofline = assumed_roofline(executor_of(options).threads());
   return std::visit([&](const auto& s) { return packing_for(weight, s, options, roofline); }, spec);
+}
+
+Result<PackedWeight> pack_codes(const QuantTensor& q, const CodeSource& codes, const PackedWeight::Spec& spec,
+                                const PackOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_but_codes(q));
+  NIBBLE_ASSIGN_OR_RETURN(const Packing packing, choose_packing(describe(q), spec, options));
+  return pack_in(q, codes, false, spec, packing, options);
 }
 
 Result<PackedWeight> pack(const QuantTensor& q, const LinearSpec& spec, const PackOptions& options) {

@@ -57,11 +57,16 @@ Result<PackedWeight> upload(const PackedWeight& weight) try {
 }
 
 namespace cuda {
-namespace {
 
-/// Arranges the bytes of gpu_n64k128 on the GPU.
-Status pack_tiles(const QuantTensor& q, PackedWeightData& packed) {
-  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory codes, to_device(std::as_bytes(std::span(q.codes))));
+Status copy_parts(PackedWeightData& packed) {
+  NIBBLE_ASSIGN_OR_RETURN(packed.device, parts_to_device(packed));
+  return {};
+}
+
+Status pack(const QuantTensor& q, const CodeRows& all, PackedWeightData& packed) {
+  NIBBLE_RETURN_IF_ERROR(copy_parts(packed));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory codes,
+                          to_device(std::as_bytes(std::span(all.data, static_cast<std::size_t>(q.n * all.pitch)))));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory scales, to_device(gpu_tile::stored_scales(q.scales).bytes));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory zeros, to_device(q.zeros.bytes));
   const gpu_tile::Geometry geometry = gpu_tile::geometry(packed.scheme, packed.zero_type, packed.n, packed.k);
@@ -76,25 +81,11 @@ Status pack_tiles(const QuantTensor& q, PackedWeightData& packed) {
   return {};
 }
 
-/// Arranges them on the host and copies.
-Status pack_and_copy(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
-  PackedWeightData on_host{packed, Buffer(packed.layout->size(q.scheme, packed.zero_type, q.n, q.k)), {}};
-  packed.layout->pack(q, on_host, executor);
-  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bytes, to_device(on_host.bytes.span()));
+Status move_to_device(PackedWeightData& packed) {
+  NIBBLE_RETURN_IF_ERROR(copy_parts(packed));
+  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bytes, to_device(packed.bytes.span()));
   packed.bytes = as_buffer(std::move(bytes));
   return {};
-}
-
-}  // namespace
-
-Status copy_parts(PackedWeightData& packed) {
-  NIBBLE_ASSIGN_OR_RETURN(packed.device, parts_to_device(packed));
-  return {};
-}
-
-Status pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
-  NIBBLE_RETURN_IF_ERROR(copy_parts(packed));
-  return packed.layout == &kGpuTileLayout ? pack_tiles(q, packed) : pack_and_copy(q, packed, executor);
 }
 
 Result<PackedWeightData> download(const PackedWeightData& packed) {

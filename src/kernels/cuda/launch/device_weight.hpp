@@ -12,9 +12,11 @@ namespace nibble::cuda {
 /// Device memory as a packed weight owns it.
 Buffer as_buffer(DeviceMemory memory);
 
-/// Fills packed.bytes and packed.device; the rest of `packed` is set, its layout one of the GPU. Arranges the bytes on the GPU where
-/// it can: one core packs 0.2 GB/s, the GPU as fast as the codes get there.
-Status pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor);
+/// Fills packed.bytes and packed.device of gpu_n64k128 from all codes of the weight, which are bytes; the rest of `packed` is set. The GPU
+/// arranges them as fast as they get there; one core packs 0.2 GB/s.
+Status pack(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed);
+/// Moves packed.bytes from the host to the device and fills packed.device.
+Status move_to_device(PackedWeightData& packed);
 
 /// Fills packed.device: copies of what kernels read of the header.
 Status copy_parts(PackedWeightData& packed);

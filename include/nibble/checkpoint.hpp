@@ -116,6 +116,8 @@ class Checkpoint {
   struct Impl;
   /// For open().
   explicit Checkpoint(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  /// For pack().
+  const Impl& impl() const { return *impl_; }
 
  private:
   std::shared_ptr<const Impl> impl_;

@@ -107,6 +107,16 @@ class PackedFileWriter {
 Status save_packed(const std::filesystem::path& path, std::span<const std::pair<std::string, PackedWeight>> weights,
                    const SavePackedOptions& options = {});
 
+/// pack(checkpoint.read(module), spec, options), bit for bit, without an array of codes between file and layout: blocks of rows are read,
+/// decoded and packed one after the other, on all threads of options.executor. In memory are the packed bytes, a few blocks, and of AWQ and
+/// GPTQ, which store columns, the module's bytes of the file. Findings of reading are appended to `notes`.
+/// Errors: those of Checkpoint::read and pack().
+Result<PackedWeight> pack(const Checkpoint& checkpoint, const Module& module, const LinearSpec& spec,
+                          const PackOptions& options = {}, std::vector<Note>* notes = nullptr);
+/// The same for a convolution.
+Result<PackedWeight> pack(const Checkpoint& checkpoint, const Module& module, const ConvSpec& spec,
+                          const PackOptions& options = {}, std::vector<Note>* notes = nullptr);
+
 /// Where the packed file of a checkpoint is looked for: MODEL.nibble beside the directory MODEL or the file MODEL.safetensors.
 std::filesystem::path packed_path(const std::filesystem::path& checkpoint);
 
@@ -115,7 +125,7 @@ struct ModuleWeight {
   PackedWeight weight;         // for the specification that was asked for
   std::string packed_because;  // "": from the packed file; else why it was packed now, in a line
 };
-/// pack(checkpoint.read(module), spec, options), or the same weight from the packed file where that has it, in the layout that pack()
+/// pack(checkpoint, module, spec, options), or the same weight from the packed file where that has it, in the layout that pack()
 /// would choose, of a module that has not changed since; of Backend::cuda uploaded. `file` may be null. Findings of reading are appended
 /// to `notes`. Errors: those of PackedFile::load, upload(), Checkpoint::read and pack().
 Result<ModuleWeight> packed_weight(const Checkpoint& checkpoint, const Module& module, const LinearSpec& spec,

@@ -12,6 +12,7 @@
 #include "checkpoint/config/act_scales.hpp"
 #include "checkpoint/io/json.hpp"
 #include "core/error.hpp"
+#include "core/weight_check.hpp"
 #include "nibble/device.hpp"
 #include "nibble/pattern.hpp"
 
@@ -97,26 +98,26 @@ void note_odd_values(const Tensor& t, std::string_view what, std::int64_t cols, 
                                                   kind.text, t.at(kind.first), kind.first / cols, kind.first % cols)});
 }
 
+/// Whether codes can be NaN.
+bool can_be_nan(const WeightScheme& scheme) { return info(scheme.codes).kind == DTypeKind::floating && !scheme.is_dense(); }
+
 /// The same for codes: only floats can be NaN.
 void note_nan_codes(const QuantTensor& q, std::vector<Note>& notes) {
-  if (info(q.scheme.codes).kind != DTypeKind::floating || q.scheme.is_dense()) return;
+  if (!can_be_nan(q.scheme)) return;
   std::array<bool, 256> is_nan{};
   for (std::size_t code = 0; code < is_nan.size(); ++code)
     is_nan[code] = std::isnan(code_value(q.scheme.codes, static_cast<std::uint8_t>(code)));
   const auto first = std::ranges::find_if(q.codes, [&](std::uint8_t code) { return is_nan[code]; });
-  if (first == q.codes.end()) return;
   const auto count = std::count_if(first, q.codes.end(), [&](std::uint8_t code) { return is_nan[code]; });
-  const std::int64_t at = first - q.codes.begin();
-  notes.push_back({Note::Severity::error, fmt::format("{} of {} weights are NaN, the first (code {:#04x}) at [{},{}]", count,
-                                                      q.codes.size(), *first, at / q.k, at % q.k)});
+  if (count > 0) add_nan_note(q, {count, first - q.codes.begin(), *first}, notes);
 }
 
 /// The last step of every read: validates the decoded tensor, checks that scales are finite and, if the caller wants notes, searches for
-/// odd values. Errors of a format name the module and get `place` as a prefix.
+/// odd values. Errors of a format name the module and get `place` as a prefix. with_codes: unless they are read later.
 Result<QuantTensor> checked(Result<QuantTensor> q, std::string_view module, std::string_view place, std::vector<Note> found,
-                            std::vector<Note>* out) {
+                            std::vector<Note>* out, bool with_codes = true) {
   if (!q.ok()) return place.empty() ? q.status() : q.status().with_context(place);
-  if (const Status invalid = q->validate(); !invalid.ok())
+  if (const Status invalid = with_codes ? q->validate() : check_but_codes(*q); !invalid.ok())
     return error(StatusCode::corrupt_data, "{}: {}", module, invalid.message());
   const auto hand_over = [&](std::vector<Note>& notes) {
     if (out != nullptr) std::ranges::move(notes, std::back_inserter(*out));
@@ -132,7 +133,7 @@ Result<QuantTensor> checked(Result<QuantTensor> q, std::string_view module, std:
   }
   std::ranges::move(of_scales, std::back_inserter(found));
   if (out == nullptr) return q;
-  note_nan_codes(*q, found);
+  if (with_codes) note_nan_codes(*q, found);
   if (!q->zeros.empty()) note_odd_values(q->zeros, "zero points", q->groups(), false, found);
   if (!q->prescale.empty()) note_odd_values(q->prescale, "activation pre-scales", q->k, false, found);
   if (!q->bias.empty()) note_odd_values(q->bias, "bias values", q->n, false, found);
@@ -179,6 +180,12 @@ Result<Tensor> load_cut(const storage::Shards& shards, std::size_t tensor, const
 }
 
 }  // namespace
+
+void add_nan_note(const QuantTensor& q, const FileCodes::Nans& nans, std::vector<Note>& notes) {
+  if (nans.count > 0)
+    notes.push_back({Note::Severity::error, fmt::format("{} of {} weights are NaN, the first (code {:#04x}) at [{},{}]",
+                                                        nans.count, q.n * q.k, nans.code, nans.first / q.k, nans.first % q.k)});
+}
 
 Result<std::shared_ptr<const Checkpoint::Impl>> Checkpoint::Impl::open(const fs::path& path) try {
   NIBBLE_RETURN_IF_ERROR(check_environment());
@@ -313,9 +320,11 @@ codec::ModuleTensors Checkpoint::Impl::module_tensors(const Group& group) const 
   return parts;
 }
 
-Result<codec::ModuleTensors> Checkpoint::Impl::load_module(const Group& group, std::vector<Tensor>& memory) const {
+Result<codec::ModuleTensors> Checkpoint::Impl::load_module(const Group& group, std::vector<Tensor>& memory,
+                                                           std::string_view but) const {
   codec::ModuleTensors parts = module_tensors(group);
   for (const std::size_t i : group.tensors) {
+    if (!but.empty() && split(shards.tensors[i].name).suffix == but) continue;
     NIBBLE_ASSIGN_OR_RETURN(Tensor loaded, shards.load(i));
     memory.push_back(std::move(loaded));  // moving keeps the bytes in place
     parts.by_suffix.find(split(shards.tensors[i].name).suffix)->second.data = memory.back().bytes.data();
@@ -355,23 +364,54 @@ const Module* Checkpoint::Impl::find_module(std::string_view module_name) const 
   return it == module_index.end() ? nullptr : &modules[it->second];
 }
 
-Result<QuantTensor> Checkpoint::Impl::read(const Module& module, const LayerPart* part, std::vector<Note>* out) const {
+Result<Checkpoint::Impl::Found> Checkpoint::Impl::find(const Module& module) const {
   const Module* own = find_module(module.name);
   if (own == nullptr || own->format != module.format)
     return error(StatusCode::not_found, "{}: no {} module {}", path.string(), module.format, printable(module.name));
   const codec::Format* format = codec::find_format(own->format);
   if (format == nullptr)
     return error(StatusCode::internal, "{}: module {} is of the unknown format {}", path.string(), own->name, own->format);
+  return Found{*own, *format};
+}
+
+Result<QuantTensor> Checkpoint::Impl::read(const Module& module, const LayerPart* part, std::vector<Note>* out) const {
+  NIBBLE_ASSIGN_OR_RETURN(const Found own, find(module));
   std::vector<Note> found;
   std::vector<Tensor> memory;
   NIBBLE_ASSIGN_OR_RETURN(const codec::ModuleTensors parts, part == nullptr
-                                                                ? load_module(groups[group_index.at(own->name)], memory)
-                                                                : load_part(*own, *format, *part, memory));
-  Result<QuantTensor> q = format->read(parts, *own, config.quant, found);
-  if (const GroupShape& group = own->scheme.group;  // a part with a single group may look as if it had no groups
+                                                                ? load_module(groups[group_index.at(own.module.name)], memory)
+                                                                : load_part(own.module, own.format, *part, memory));
+  Result<QuantTensor> q = own.format.read(parts, own.module, config.quant, found);
+  if (const GroupShape& group = own.module.scheme.group;  // a part with a single group may look as if it had no groups
       q.ok() && group.rows(q->n) == q->scheme.group.rows(q->n) && group.cols(q->k) == q->scheme.group.cols(q->k))
     q->scheme.group = group;
-  return checked(std::move(q), fmt::format("{}: module {}", path.string(), own->name), path.string(), std::move(found), out);
+  return checked(std::move(q), fmt::format("{}: module {}", path.string(), own.module.name), path.string(), std::move(found),
+                 out);
+}
+
+Result<std::optional<OpenModule>> Checkpoint::Impl::open_module(const Module& module, Executor& executor,
+                                                                std::vector<Note>* out) const {
+  NIBBLE_ASSIGN_OR_RETURN(const Found own, find(module));
+  const Group& group = groups[group_index.at(own.module.name)];
+  if (own.format.codes == nullptr) return std::optional<OpenModule>();
+  const auto stored = own.format.codes(module_tensors(group), own.module, config.quant);
+  if (!stored) return std::optional<OpenModule>();
+  const auto tensor =
+      std::ranges::find(group.tensors, stored->suffix, [&](std::size_t i) { return split(shards.tensors[i].name).suffix; });
+  if (tensor == group.tensors.end() ||
+      shards.tensors[*tensor].bytes != static_cast<std::uint64_t>(stored->stored_bytes(stored->n)))
+    return error(StatusCode::internal, "{}: module {} has no {} bytes of codes", path.string(), own.module.name,
+                 stored->stored_bytes(stored->n));
+  std::vector<Note> found;
+  std::vector<Tensor> memory;
+  NIBBLE_ASSIGN_OR_RETURN(codec::ModuleTensors parts, load_module(group, memory, stored->suffix));
+  parts.without_codes = true;
+  Result<QuantTensor> read = own.format.read(parts, own.module, config.quant, found);
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, checked(std::move(read), fmt::format("{}: module {}", path.string(), own.module.name),
+                                                 path.string(), std::move(found), out, false));
+  const DType nans = out != nullptr && can_be_nan(q.scheme) ? q.scheme.codes : DType::none;
+  NIBBLE_ASSIGN_OR_RETURN(auto codes, FileCodes::open(shards, *tensor, *stored, nans, executor));
+  return std::optional(OpenModule{std::move(q), std::move(codes)});
 }
 
 Result<std::string> Checkpoint::Impl::digest(const Module& module) const {

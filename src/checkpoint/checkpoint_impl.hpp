@@ -12,6 +12,7 @@
 
 #include "checkpoint/config/format.hpp"
 #include "checkpoint/config/model_config.hpp"
+#include "checkpoint/file_codes.hpp"
 #include "checkpoint/io/shards.hpp"
 #include "nibble/checkpoint.hpp"
 
@@ -29,13 +30,17 @@ struct Checkpoint::Impl {
   ConstTensorView view(std::size_t tensor) const;
   codec::ModuleTensors module_tensors(const Group& group) const;
   /// The same for a tensor whose bytes are read into `memory`.
-  Result<codec::ModuleTensors> load_module(const Group& group, std::vector<Tensor>& memory) const;
+  /// but: one that is left out.
+  Result<codec::ModuleTensors> load_module(const Group& group, std::vector<Tensor>& memory, std::string_view but = {}) const;
   /// What a part of the module needs.
   Result<codec::ModuleTensors> load_part(const Module& module, const codec::Format& format, const LayerPart& part,
                                          std::vector<Tensor>& memory) const;
   const Module* find_module(std::string_view module_name) const;
   /// All of a module, or a part of it.
   Result<QuantTensor> read(const Module& module, const LayerPart* part, std::vector<Note>* notes) const;
+  /// All of a module but its codes, which are read by blocks of rows; nullopt where only read() has them. Findings are those of read(), but
+  /// for the codes' (add_nan_note).
+  Result<std::optional<OpenModule>> open_module(const Module& module, Executor& executor, std::vector<Note>* notes) const;
   Result<std::string> digest(const Module& module) const;
 
   std::filesystem::path path;
@@ -49,8 +54,17 @@ struct Checkpoint::Impl {
   std::uint64_t config_digest = 0;  // of the quantization config
 
  private:
+  /// The module of that name and format, as this checkpoint has it, and its format.
+  struct Found {
+    const Module& module;
+    const codec::Format& format;
+  };
+  Result<Found> find(const Module& module) const;
   void detect_modules();
   void compare_with_config();
 };
+
+/// Notes weights that are NaN.
+void add_nan_note(const QuantTensor& q, const FileCodes::Nans& nans, std::vector<Note>& notes);
 
 }  // namespace nibble

@@ -1,6 +1,7 @@
 // The packed file of a checkpoint: where it is, whether it is current, and the packed weight of a module from it or by packing.
 #include <exception>
 
+#include "checkpoint/checkpoint_impl.hpp"
 #include "core/error.hpp"
 #include "kernels/cuda/launch/device_weight.hpp"
 #include "nibble/packed_file.hpp"
@@ -35,13 +36,29 @@ Result<std::string> objection(const Checkpoint& checkpoint, const Module& module
   return std::string();
 }
 
+/// The module's codes go into the layout by blocks of rows, unless all of them have to be there at once.
+template <class Spec>
+Result<PackedWeight> pack_module(const Checkpoint& checkpoint, const Module& module, const Spec& spec, const PackOptions& options,
+                                 std::vector<Note>* notes) {
+  if (!packed_in_pairs(spec, module.scheme)) {
+    Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
+    NIBBLE_ASSIGN_OR_RETURN(const std::optional<OpenModule> opened, checkpoint.impl().open_module(module, executor, notes));
+    if (opened) {
+      NIBBLE_ASSIGN_OR_RETURN(PackedWeight weight, pack_codes(opened->q, *opened->codes, spec, options));
+      if (notes != nullptr) add_nan_note(opened->q, opened->codes->nans(), *notes);
+      return weight;
+    }
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, checkpoint.read(module, notes));
+  return pack(q, spec, options);
+}
+
 template <class Spec>
 Result<ModuleWeight> find_or_pack(const Checkpoint& checkpoint, const Module& module, const Spec& spec, const PackedFile* file,
                                   const PackOptions& options, std::vector<Note>* notes) try {
   NIBBLE_ASSIGN_OR_RETURN(std::string why, objection(checkpoint, module, spec, file, options));
   if (!why.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, checkpoint.read(module, notes));
-    NIBBLE_ASSIGN_OR_RETURN(PackedWeight weight, pack(q, spec, options));
+    NIBBLE_ASSIGN_OR_RETURN(PackedWeight weight, pack_module(checkpoint, module, spec, options, notes));
     return ModuleWeight{std::move(weight), std::move(why)};
   }
   NIBBLE_ASSIGN_OR_RETURN(PackedWeight stored, file->load(module.name));
@@ -89,6 +106,20 @@ std::vector<ModuleNote> PackedFile::compare(const Checkpoint& checkpoint) const 
       warn(module, fmt::format("the checkpoint has changed since it was packed; pack {} again", path().string()));
   }
   return notes;
+}
+
+Result<PackedWeight> pack(const Checkpoint& checkpoint, const Module& module, const LinearSpec& spec, const PackOptions& options,
+                          std::vector<Note>* notes) try {
+  return pack_module(checkpoint, module, spec, options, notes);
+} catch (...) {
+  return caught();
+}
+
+Result<PackedWeight> pack(const Checkpoint& checkpoint, const Module& module, const ConvSpec& spec, const PackOptions& options,
+                          std::vector<Note>* notes) try {
+  return pack_module(checkpoint, module, spec, options, notes);
+} catch (...) {
+  return caught();
 }
 
 Result<ModuleWeight> packed_weight(const Checkpoint& checkpoint, const Module& module, const LinearSpec& spec,

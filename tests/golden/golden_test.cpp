@@ -8,7 +8,7 @@
 #include <fstream>
 #include <set>
 
-#include "checkpoint/io/bits.hpp"
+#include "checkpoint/io/stored_codes.hpp"
 #include "golden/memory_module.hpp"
 #include "layer_parts.hpp"
 #include "nibble/checkpoint.hpp"
@@ -73,7 +73,7 @@ codec::EncodedTensor constant(std::string suffix, std::vector<std::int64_t> shap
 TEST(FormatVectors, AwqNibbleOrder) {
   const json& v = vectors()["awq_gemm_seq"];
   EXPECT_EQ(codec::pack_awq(codes(v["values"]).data(), 1, 8), words(v["words"]));
-  EXPECT_EQ(codec::unpack_awq(words(v["words"]).data(), 1, 8), codes(v["values"]));
+  EXPECT_EQ(codec::decode_all({"", codec::CodeOrder::awq, 4, 8, 1}, words(v["words"]).data()), codes(v["values"]));
   static_assert(codec::pack_awq_word(std::to_array<std::uint8_t>({0, 1, 2, 3, 4, 5, 6, 7}).data()) == 0x75316420u);
 }
 

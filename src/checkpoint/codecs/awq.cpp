@@ -100,6 +100,10 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
   return std::nullopt;
 }
 
+std::optional<StoredCodes> codes(const ModuleTensors&, const Module& m, const QuantConfig&) {
+  return StoredCodes{.suffix = "qweight", .order = CodeOrder::awq, .bits = 4, .n = m.n, .k = m.k};
+}
+
 Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const QuantConfig& config, std::vector<Note>& notes) {
   NIBBLE_ASSIGN_OR_RETURN(const Module m, analyse(tensors, config));
   const ConstTensorView& scales = *tensors.find("scales");
@@ -107,9 +111,10 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   q.scheme = {DType::u4, ZeroKind::integer, m.scheme.group, scales.dtype};
   q.n = m.n;
   q.k = m.k;
-  q.codes = unpack_awq(bytes_of(*tensors.find("qweight")), m.k, m.n);
+  q.codes = read_codes(tensors, *codes(tensors, m, config));
   const std::int64_t groups = scales.dim(0);
-  q.zeros = zeros_tensor(unpack_awq(bytes_of(*tensors.find("qzeros")), groups, m.n), m.n, groups);
+  q.zeros = zeros_tensor(
+      decode_all({.order = CodeOrder::awq, .bits = 4, .n = m.n, .k = groups}, bytes_of(*tensors.find("qzeros"))), m.n, groups);
   q.scales = transposed(scales);
   if (m.scheme.zero == ZeroKind::none) fold_symmetric(q, notes);
   q.bias = read_bias(tensors, q.n);
@@ -172,8 +177,10 @@ Result<Json> write_config(const WrittenCheckpoint& written) {
 
 }  // namespace
 
-const Format kAwq{
-    "awq",       "AutoAWQ gemm: 4-bit codes with integer zero points per group", true, kMethods, kTensors, detect, read, write,
-    write_config};
+const Format kAwq{"awq",    "AutoAWQ gemm: 4-bit codes with integer zero points per group",
+                  true,     kMethods,
+                  kTensors, detect,
+                  read,     codes,
+                  write,    write_config};
 
 }  // namespace nibble::codec

@@ -190,6 +190,20 @@ Status read_g_idx(const ModuleTensors& tensors, QuantTensor& q, std::vector<Note
   return {};
 }
 
+StoredCodes stored_codes(const Analysis& a) {
+  return {.suffix = "weight_packed",
+          .order = CodeOrder::rows,
+          .bits = a.fit.bits,
+          .n = a.module.n,
+          .k = a.module.k,
+          .packing = a.fit.packing};
+}
+
+std::optional<StoredCodes> codes(const ModuleTensors& tensors, const Module&, const QuantConfig& config) {
+  const auto analysis = analyse(tensors, config);
+  return analysis.ok() ? std::optional(stored_codes(*analysis)) : std::nullopt;
+}
+
 Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const QuantConfig& config, std::vector<Note>& notes) {
   NIBBLE_ASSIGN_OR_RETURN(const Analysis a, analyse(tensors, config));
   QuantTensor q;
@@ -199,7 +213,7 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   q.filter = a.module.filter.value_or(Extent{});
   NIBBLE_RETURN_IF_ERROR(read_g_idx(tensors, q, notes));
   NIBBLE_RETURN_IF_ERROR(read_zeros(tensors, a.fit.bits, a.fit.packing, q));
-  q.codes = unpack_rows(bytes_of(*tensors.find("weight_packed")), a.fit.packing, a.fit.bits, q.n, q.k);
+  q.codes = read_codes(tensors, stored_codes(a));
   q.scales = copy_as(*tensors.find("weight_scale"), {q.scheme.group.rows(q.n), q.groups()});
   q.bias = read_bias(tensors, q.n);
   read_activations(tensors, a.module, q, notes);
@@ -262,6 +276,7 @@ const Format kCompressedTensors{"compressed-tensors",
                                 kTensors,
                                 detect,
                                 read,
+                                codes,
                                 write,
                                 write_config,
                                 write_conv};

@@ -47,13 +47,18 @@ void order_by_filter(QuantTensor& q) {
         to = std::copy_n(stored.data() + static_cast<std::size_t>(row * q.k + c * elements + e) * width, width, to);
 }
 
+std::optional<StoredCodes> codes(const ModuleTensors&, const Module& m, const QuantConfig&) {
+  if (m.filter) return std::nullopt;
+  return StoredCodes{.suffix = "weight", .bits = bits(m.scheme.codes), .n = m.n, .k = m.k};
+}
+
 Result<QuantTensor> read(const ModuleTensors& tensors, const Module& m, const QuantConfig&, std::vector<Note>&) {
   const ConstTensorView& weight = *tensors.find("weight");
   QuantTensor q;
   q.scheme = m.scheme;
   q.n = weight.dim(0);
   q.k = weight.numel() / q.n;
-  q.codes = copy_bytes(weight, q.n * q.k * code_bytes(q.scheme.codes));
+  q.codes = read_codes(tensors, {.suffix = "weight", .bits = bits(q.scheme.codes), .n = q.n, .k = q.k});
   if (m.filter) {
     q.filter = *m.filter;
     order_by_filter(q);
@@ -64,6 +69,6 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module& m, const Qu
 
 }  // namespace
 
-const Format kDense{"dense", "not quantized: f32, f16 or bf16", false, {}, kTensors, detect, read, nullptr, nullptr};
+const Format kDense{"dense", "not quantized: f32, f16 or bf16", false, {}, kTensors, detect, read, codes, nullptr, nullptr};
 
 }  // namespace nibble::codec

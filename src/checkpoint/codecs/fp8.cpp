@@ -133,6 +133,10 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const Variant
   return analyse(tensors, v, config);
 }
 
+std::optional<StoredCodes> codes(const ModuleTensors&, const Module& m, const QuantConfig&) {
+  return StoredCodes{.suffix = "weight", .n = m.n, .k = m.k};
+}
+
 Result<QuantTensor> read(const ModuleTensors& tensors, const Variant& v, const QuantConfig& config, std::vector<Note>& notes) {
   NIBBLE_ASSIGN_OR_RETURN(const Module m, analyse(tensors, v, config));
   if (const ConstTensorView* zeros = tensors.find("weight_zero_point")) {
@@ -145,7 +149,7 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Variant& v, const Q
   q.scheme = m.scheme;
   q.n = m.n;
   q.k = m.k;
-  q.codes = copy_bytes(*tensors.find("weight"), m.n * m.k);
+  q.codes = read_codes(tensors, *codes(tensors, m, config));
   q.scales = copy_as(*tensors.find(v.scales), {m.scheme.group.rows(m.n), q.groups()});
   q.bias = read_bias(tensors, q.n);
   read_activations(tensors, m, q, notes);
@@ -224,16 +228,13 @@ const Format kFloatQuantized{"float-quantized",
                              kByteTensors,
                              detect_as<kFloat>,
                              read_as<kFloat>,
+                             codes,
                              write_float,
                              write_float_config};
-const Format kFp8{"fp8",
-                  "Hugging Face fp8: FP8 weights, a scale per block of 128×128",
-                  true,
-                  kFp8Methods,
-                  kFp8Tensors,
-                  detect_as<kHf>,
-                  read_as<kHf>,
-                  write_fp8,
-                  write_fp8_config};
+const Format kFp8{"fp8",        "Hugging Face fp8: FP8 weights, a scale per block of 128×128",
+                  true,         kFp8Methods,
+                  kFp8Tensors,  detect_as<kHf>,
+                  read_as<kHf>, codes,
+                  write_fp8,    write_fp8_config};
 
 }  // namespace nibble::codec

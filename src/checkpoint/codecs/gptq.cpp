@@ -211,6 +211,10 @@ Status read_g_idx(const ModuleTensors& tensors, const Analysis& a, QuantTensor& 
   return {};
 }
 
+std::optional<StoredCodes> codes(const ModuleTensors&, const Module& m, const QuantConfig&) {
+  return StoredCodes{.suffix = "qweight", .order = CodeOrder::streams, .bits = bits(m.scheme.codes), .n = m.n, .k = m.k};
+}
+
 Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const QuantConfig& config, std::vector<Note>& notes) {
   NIBBLE_ASSIGN_OR_RETURN(const Analysis a, analyse(tensors, config));
   const Module& m = a.module;
@@ -221,7 +225,7 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   q.n = m.n;
   q.k = m.k;
   NIBBLE_RETURN_IF_ERROR(read_g_idx(tensors, a, q, notes));
-  q.codes = unpack_streams(bytes_of(*tensors.find("qweight")), Packing::dense, a.bits, m.k, m.n);
+  q.codes = read_codes(tensors, *codes(tensors, m, config));
 
   const ConstTensorView* qzeros = tensors.find("qzeros");
   auto zeros = qzeros == nullptr
@@ -306,6 +310,7 @@ Result<Json> write_config(const WrittenCheckpoint& written) {
 }  // namespace
 
 const Format kGptq{
-    "gptq", "GPTQ v1 and v2: 2, 3, 4 and 8-bit codes, act-order", true, kMethods, kTensors, detect, read, write, write_config};
+    "gptq",      "GPTQ v1 and v2: 2, 3, 4 and 8-bit codes, act-order", true, kMethods, kTensors, detect, read, codes, write,
+    write_config};
 
 }  // namespace nibble::codec

@@ -138,13 +138,19 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
   return analyse(tensors, config);
 }
 
+StoredCodes stored_codes(const Module& m) { return {.suffix = "weight", .n = m.n, .k = m.k}; }
+
+std::optional<StoredCodes> codes(const ModuleTensors&, const Module& m, const QuantConfig&) {
+  return m.filter || bits(m.scheme.codes) < 8 ? std::nullopt : std::optional(stored_codes(m));
+}
+
 Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const QuantConfig& config, std::vector<Note>& notes) {
   NIBBLE_ASSIGN_OR_RETURN(const Module m, analyse(tensors, config));
   QuantTensor q;
   q.scheme = m.scheme;
   q.n = m.n;
   q.k = m.k;
-  q.codes = copy_bytes(*tensors.find("weight"), m.n * m.k);
+  q.codes = read_codes(tensors, stored_codes(m));
   if (m.filter) {
     q.filter = *m.filter;
     q.codes = reordered(q.codes, q.k, q.filter, true);
@@ -221,6 +227,7 @@ const Format kIntQuantized{"int-quantized",
                            kByteTensors,
                            detect,
                            read,
+                           codes,
                            write,
                            write_config,
                            write_conv};

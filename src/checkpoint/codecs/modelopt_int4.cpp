@@ -96,23 +96,17 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
   return analyse(tensors, config);
 }
 
+std::optional<StoredCodes> codes(const ModuleTensors&, const Module& m, const QuantConfig&) {
+  return StoredCodes{.suffix = "weight", .order = CodeOrder::row_pairs, .bits = 4, .n = m.n, .k = m.k};
+}
+
 Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const QuantConfig& config, std::vector<Note>& notes) {
   NIBBLE_ASSIGN_OR_RETURN(const Module m, analyse(tensors, config));
   QuantTensor q;
   q.scheme = m.scheme;
   q.n = m.n;
   q.k = m.k;
-  q.codes = zero_bytes<std::uint8_t>(static_cast<std::size_t>(m.n * m.k));
-  const auto* pairs = static_cast<const std::uint8_t*>(tensors.find("weight")->data);
-  detail::for_each_run(m.n / 2, 2 * m.k, [&](std::int64_t i) {
-    const std::uint8_t* in = pairs + i * m.k;
-    std::uint8_t *low = q.codes.data() + 2 * i * m.k, *high = low + m.k;
-    for (std::int64_t k = 0; k < m.k; ++k) {
-      const int counted_from_0 = in[k] ^ 0x88;  // each nibble + 8
-      low[k] = static_cast<std::uint8_t>(counted_from_0 & 15);
-      high[k] = static_cast<std::uint8_t>(counted_from_0 >> 4);
-    }
-  });
+  q.codes = read_codes(tensors, *codes(tensors, m, config));
   q.scales = copy_as(*tensors.find("weight_scale"), {q.n, q.groups()});
   q.bias = read_bias(tensors, q.n);
   read_activations(tensors, m, q, notes);
@@ -128,6 +122,7 @@ const Format kModelOptInt4{"modelopt-int4",
                            kTensors,
                            detect,
                            read,
+                           codes,
                            nullptr,
                            nullptr};
 

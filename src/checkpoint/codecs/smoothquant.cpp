@@ -48,13 +48,17 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
 }
 
 // docs: begin read
-Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const QuantConfig&, std::vector<Note>&) {
+std::optional<StoredCodes> codes(const ModuleTensors&, const Module& m, const QuantConfig&) {
+  return StoredCodes{.suffix = "weight", .order = CodeOrder::bytes, .n = m.n, .k = m.k};
+}
+
+Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const QuantConfig& config, std::vector<Note>&) {
   NIBBLE_ASSIGN_OR_RETURN(const Module m, analyse(tensors));
   QuantTensor q;
   q.scheme = m.scheme;
   q.n = m.n;
   q.k = m.k;
-  q.codes = copy_bytes(*tensors.find("weight"), m.n * m.k);
+  q.codes = read_codes(tensors, *codes(tensors, m, config));
   q.scales = copy_as(*tensors.find("a"), {1, 1});
   q.static_acts = StaticActs{};
   if (!m.has_bias) return q;
@@ -72,8 +76,8 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
 const Format kSmoothQuant{"smoothquant", "SmoothQuant (torch-int): int8 weights, one scale that includes the activations'",
                           false,         {},
                           kTensors,      detect,
-                          read,          nullptr,
-                          nullptr};
+                          read,          codes,
+                          nullptr,       nullptr};
 // docs: end row
 
 }  // namespace nibble::codec

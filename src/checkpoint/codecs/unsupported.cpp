@@ -83,6 +83,7 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
 
 }  // namespace
 
-const Format kUnsupported{"unsupported", "recognised and named, but not decoded", false, {}, {}, detect, read, nullptr, nullptr};
+const Format kUnsupported{"unsupported", "recognised and named, but not decoded", false, {}, {}, detect, read, nullptr, nullptr,
+                          nullptr};
 
 }  // namespace nibble::codec

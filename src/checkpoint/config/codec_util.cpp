@@ -187,10 +187,9 @@ Tensor copy_as(const ConstTensorView& view, std::vector<std::int64_t> shape) {
   return t;
 }
 
-std::vector<std::uint8_t> copy_bytes(const ConstTensorView& view, std::int64_t count) {
-  auto bytes = zero_bytes<std::uint8_t>(static_cast<std::size_t>(count));
-  std::memcpy(bytes.data(), view.data, bytes.size());
-  return bytes;
+std::vector<std::uint8_t> read_codes(const ModuleTensors& tensors, const StoredCodes& stored) {
+  if (tensors.without_codes) return {};
+  return decode_all(stored, bytes_of(*tensors.find(stored.suffix)));
 }
 
 Tensor transposed(const ConstTensorView& view) {

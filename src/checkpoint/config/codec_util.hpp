@@ -76,10 +76,11 @@ GroupShape configured_group(std::int64_t group_size);
 
 // --- decoding -----------------------------------------------------------------------------------------------------------------
 
+/// All codes that are stored so, for QuantTensor::codes; none for tensors without codes.
+std::vector<std::uint8_t> read_codes(const ModuleTensors& tensors, const StoredCodes& stored);
 inline const std::byte* bytes_of(const ConstTensorView& view) { return static_cast<const std::byte*>(view.data); }
 /// The elements of `view`, in order, under another shape of the same size.
 Tensor copy_as(const ConstTensorView& view, std::vector<std::int64_t> shape);
-std::vector<std::uint8_t> copy_bytes(const ConstTensorView& view, std::int64_t count);
 /// The one element of a tensor that passed expect_scalar.
 inline float read_scalar(const ConstTensorView& view) { return copy_as(view, {1}).at(0); }
 /// [rows, cols] → [cols, rows].

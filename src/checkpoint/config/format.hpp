@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/io/stored_codes.hpp"
 #include "json/json_values.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/status.hpp"
@@ -23,7 +24,8 @@ namespace nibble::codec {
 struct ModuleTensors {
   std::string module;
   std::map<std::string, ConstTensorView, std::less<>> by_suffix;
-  bool part = false;  // of a layer: what only the whole shows cannot be told
+  bool part = false;           // of a layer: what only the whole shows cannot be told
+  bool without_codes = false;  // their bytes are not there: Format::read leaves QuantTensor::codes empty
 
   const ConstTensorView* find(std::string_view suffix) const {
     auto it = by_suffix.find(suffix);
@@ -95,6 +97,10 @@ struct Format {
   /// Decodes; the module is one that detect() returned.
   Result<QuantTensor> (*read)(const ModuleTensors& tensors, const Module& module, const QuantConfig& config,
                               std::vector<Note>& notes);
+
+  /// How the codes are stored, from which all of read()'s come: their rows can be decoded without it, block by block. nullopt: read() does
+  /// more with them. Null: so for every module.
+  std::optional<StoredCodes> (*codes)(const ModuleTensors& tensors, const Module& module, const QuantConfig& config);
 
   /// Encodes without loss. Errors: unsupported with the reason why the format cannot hold `q` with activations quantized like `act`. Null
   /// unless can_write.

@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "core/buffer.hpp"
-#include "nibble/parallel.hpp"
 
 namespace nibble::codec {
 
@@ -78,14 +77,6 @@ struct Block {
   }
 };
 
-/// The codes of columns 0…7, a byte each: nibbles 0…3 are the even columns, 4…7 the odd ones.
-constexpr std::uint64_t unpack_awq_word(std::uint32_t word) {
-  const auto even_bytes = [](std::uint64_t nibbles) {
-    nibbles = (nibbles | nibbles << 24) & 0x000000ff000000ff;
-    return (nibbles | nibbles << 12) & 0x000f000f000f000f;
-  };
-  return even_bytes(word & 0xffff) | even_bytes(word >> 16) << 8;
-}
 constexpr std::uint32_t pack_awq_word(const std::uint8_t* codes) {
   std::uint32_t word = 0;
   for (std::size_t n = 0; n < 8; ++n) word |= static_cast<std::uint32_t>(codes[n]) << (4 * kAwqNibble[n]);
@@ -101,17 +92,6 @@ inline std::uint32_t load_word(const std::byte* p) {
 }
 inline void store_word(std::byte* p, std::uint32_t word) { std::memcpy(p, &word, sizeof word); }
 inline std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-/// Calls body(i) for every i in [0, count), on several threads if there is work for them: `codes` each.
-template <class Body>
-void for_each_run(std::int64_t count, std::int64_t codes, Body body) {
-  constexpr std::int64_t kCodesPerTask = 1 << 16;
-  const std::int64_t per_task =
-      std::clamp<std::int64_t>(kCodesPerTask / std::max<std::int64_t>(codes, 1), 1, std::max<std::int64_t>(count, 1));
-  default_executor().parallel_for((count + per_task - 1) / per_task, [&](std::int64_t task) {
-    for (std::int64_t i = task * per_task; i < std::min(count, (task + 1) * per_task); ++i) body(i);
-  });
-}
 
 template <class F>
 void with_block(Packing packing, int bits, F f) {
@@ -135,28 +115,32 @@ void with_block(Packing packing, int bits, F f) {
 }  // namespace detail
 
 /// words[rows, words_of(cols)] → codes[rows, cols].
-inline std::vector<std::uint8_t> unpack_rows(const std::byte* words, Packing packing, int bits, std::int64_t rows,
-                                             std::int64_t cols) {
-  auto codes = zero_bytes<std::uint8_t>(detail::index(rows * cols));
+inline void unpack_rows(const std::byte* words, Packing packing, int bits, std::int64_t rows, std::int64_t cols,
+                        std::uint8_t* codes) {
   const std::int64_t row_words = words_of(packing, bits, cols);
   detail::with_block(packing, bits, [&]<class B>(B) {
-    detail::for_each_run(rows, cols, [&](std::int64_t r) {
+    for (std::int64_t r = 0; r < rows; ++r) {
       const std::byte* in = words + 4 * r * row_words;
-      std::uint8_t* out = codes.data() + r * cols;
+      std::uint8_t* out = codes + r * cols;
       std::uint32_t block[B::kWords];
       std::int64_t c = 0;
       for (; c + B::kCodes <= cols; c += B::kCodes, in += sizeof block) {
         std::memcpy(block, in, sizeof block);
         B::unpack(block, out + c);
       }
-      if (c == cols) return;
+      if (c == cols) continue;
       std::fill(std::begin(block), std::end(block), 0u);
       std::memcpy(block, in, 4 * detail::index(words_of(packing, bits, cols - c)));
       std::uint8_t tail[B::kCodes];
       B::unpack(block, tail);
       std::copy(tail, tail + (cols - c), out + c);
-    });
+    }
   });
+}
+inline std::vector<std::uint8_t> unpack_rows(const std::byte* words, Packing packing, int bits, std::int64_t rows,
+                                             std::int64_t cols) {
+  std::vector<std::uint8_t> codes(detail::index(rows * cols));
+  unpack_rows(words, packing, bits, rows, cols, codes.data());
   return codes;
 }
 
@@ -239,21 +223,19 @@ inline std::vector<std::byte> pack_columns(const std::uint8_t* codes, Packing pa
   return words;
 }
 
-/// words[words_of(rows), cols] → codes[cols, rows]: every stream becomes a row.
-inline std::vector<std::uint8_t> unpack_streams(const std::byte* words, Packing packing, int bits, std::int64_t rows,
-                                                std::int64_t cols) {
-  auto codes = zero_bytes<std::uint8_t>(detail::index(rows * cols));
+/// words[words_of(rows), cols] → codes[end − begin, rows]: the streams of columns [begin, end) become rows.
+inline void unpack_streams(const std::byte* words, Packing packing, int bits, std::int64_t rows, std::int64_t cols,
+                           std::int64_t begin, std::int64_t end, std::uint8_t* codes) {
   constexpr std::int64_t kLine = 64, kStrip = kLine / 4;  // bytes; columns whose words are a line
   detail::with_block(packing, bits, [&]<class B>(B) {
     constexpr std::int64_t kRun = std::max<std::int64_t>(1, kLine / B::kCodes) * B::kCodes;  // codes of a stream, a line or more
-    detail::for_each_run((cols + kStrip - 1) / kStrip, kStrip * rows, [&](std::int64_t strip) {
-      const std::int64_t end = std::min(cols, (strip + 1) * kStrip);
+    for (std::int64_t strip = begin; strip < end; strip += kStrip)
       for (std::int64_t r0 = 0; r0 < rows; r0 += kRun)
-        for (std::int64_t c = strip * kStrip; c < end; ++c)
+        for (std::int64_t c = strip; c < std::min(end, strip + kStrip); ++c)
           for (std::int64_t r = r0; r < std::min(rows, r0 + kRun); r += B::kCodes) {
             const std::int64_t count = std::min<std::int64_t>(B::kCodes, rows - r);
             const std::byte* in = words + 4 * (r / B::kCodes * B::kWords * cols + c);
-            std::uint8_t* out = codes.data() + c * rows + r;
+            std::uint8_t* out = codes + (c - begin) * rows + r;
             std::uint32_t block[B::kWords] = {};
             for (std::int64_t w = 0; w < words_of(packing, bits, count); ++w) block[w] = detail::load_word(in + 4 * w * cols);
             if (count == B::kCodes) {
@@ -264,50 +246,9 @@ inline std::vector<std::uint8_t> unpack_streams(const std::byte* words, Packing 
               std::copy(tail, tail + count, out);
             }
           }
-    });
   });
-  return codes;
 }
 
-/// Byte j of x[i] becomes byte i of x[j].
-constexpr void transpose_bytes(std::uint64_t (&x)[8]) {
-  const auto exchange = [&x](std::size_t i, std::size_t distance, std::uint64_t mask) {
-    const unsigned shift = 8 * static_cast<unsigned>(distance);
-    const std::uint64_t t = (x[i] >> shift ^ x[i + distance]) & mask;
-    x[i + distance] ^= t;
-    x[i] ^= t << shift;
-  };
-  for (const std::size_t i : {0, 1, 2, 3}) exchange(i, 4, 0x00000000ffffffff);
-  for (const std::size_t i : {0, 1, 4, 5}) exchange(i, 2, 0x0000ffff0000ffff);
-  for (const std::size_t i : {0, 2, 4, 6}) exchange(i, 1, 0x00ff00ff00ff00ff);
-}
-
-/// words[rows, cols/8] → codes[cols, rows]; cols is a multiple of 8.
-inline std::vector<std::uint8_t> unpack_awq(const std::byte* words, std::int64_t rows, std::int64_t cols) {
-  auto codes = zero_bytes<std::uint8_t>(detail::index(rows * cols));
-  constexpr std::int64_t kLine = 64, kStrip = kLine / 4;  // bytes; words
-  const std::int64_t row_words = cols / 8;
-  detail::for_each_run((row_words + kStrip - 1) / kStrip, kStrip * 8 * rows, [&](std::int64_t strip) {
-    const std::int64_t first = strip * kStrip, width = std::min(kStrip, row_words - first);
-    for (std::int64_t r0 = 0; r0 < rows; r0 += kLine) {
-      const std::int64_t height = std::min(kLine, rows - r0);
-      std::uint32_t in[kLine][kStrip] = {};
-      for (std::int64_t r = 0; r < height; ++r)
-        std::memcpy(in[r], words + 4 * ((r0 + r) * row_words + first), 4 * detail::index(width));
-      for (std::int64_t w = 0; w < width; ++w) {
-        std::uint8_t tile[8][kLine];
-        for (std::int64_t r = 0; r < kLine; r += 8) {
-          std::uint64_t x[8];
-          for (int i = 0; i < 8; ++i) x[i] = unpack_awq_word(in[r + i][w]);
-          transpose_bytes(x);
-          for (int c = 0; c < 8; ++c) store_bytes(x[c], tile[c] + r);
-        }
-        for (int c = 0; c < 8; ++c) std::memcpy(codes.data() + (8 * (first + w) + c) * rows + r0, tile[c], detail::index(height));
-      }
-    }
-  });
-  return codes;
-}
 inline std::vector<std::byte> pack_awq(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols) {
   std::vector<std::byte> words(detail::index(rows * cols / 2));
   for (std::int64_t i = 0; i < rows * cols / 8; ++i) detail::store_word(words.data() + 4 * i, pack_awq_word(codes + 8 * i));

@@ -3,7 +3,7 @@
 
 #include <random>
 
-#include "checkpoint/io/bits.hpp"
+#include "checkpoint/io/stored_codes.hpp"
 
 namespace nibble::codec {
 namespace {
@@ -37,7 +37,7 @@ TEST(Bits, RowsAndColumnsOfWords) {
             << bits << " bits, " << rows << "x" << cols;
         const auto columns = pack_columns(codes.data(), packing, bits, rows, cols);
         EXPECT_EQ(unpack_columns(columns.data(), packing, bits, rows, cols), codes) << bits << " bits, " << rows << "x" << cols;
-        EXPECT_EQ(unpack_streams(columns.data(), packing, bits, rows, cols), transposed(codes, rows, cols))
+        EXPECT_EQ(decode_all({"", CodeOrder::streams, bits, cols, rows, packing}, columns.data()), transposed(codes, rows, cols))
             << bits << " bits, " << rows << "x" << cols;
       }
 }
@@ -45,20 +45,35 @@ TEST(Bits, RowsAndColumnsOfWords) {
 TEST(Bits, AwqWords) {
   for (const auto& [rows, words] : kSizes) {
     const Codes codes = random_codes(4, rows * words * 8);
-    EXPECT_EQ(unpack_awq(pack_awq(codes.data(), rows, words * 8).data(), rows, words * 8), transposed(codes, rows, words * 8))
+    EXPECT_EQ(decode_all({"", CodeOrder::awq, 4, words * 8, rows}, pack_awq(codes.data(), rows, words * 8).data()),
+              transposed(codes, rows, words * 8))
         << rows << "x" << words * 8;
   }
 }
 
-TEST(Bits, BytesOfEightWordsAreTransposed) {
-  std::uint64_t x[8];
-  for (std::uint64_t i = 0; i < 8; ++i) {
-    x[i] = 0;
-    for (std::uint64_t j = 0; j < 8; ++j) x[i] |= (8 * i + j) << (8 * j);
+TEST(Bits, RowsOfWordsAreThoseOfPairs) {
+  for (const Packing packing : {Packing::dense, Packing::padded})
+    for (int bits = 2; bits <= 8; ++bits)
+      for (const auto& [rows, cols] : kSizes) {
+        const Codes codes = random_codes(bits, rows * cols);
+        const auto words = pack_rows(codes.data(), packing, bits, rows, cols);
+        EXPECT_EQ(decode_all({"", CodeOrder::rows, bits, rows, cols, packing}, words.data()), codes)
+            << bits << " bits, " << rows << "x" << cols;
+      }
+}
+
+TEST(Bits, TwoRowsOfSignedCodesShareBytes) {
+  for (const auto& [pairs, cols] : kSizes) {
+    const Codes codes = random_codes(4, 2 * pairs * cols);
+    std::vector<std::byte> bytes;
+    for (std::int64_t i = 0; i < pairs; ++i)
+      for (std::int64_t k = 0; k < cols; ++k) {
+        const int low = codes[static_cast<std::size_t>(2 * i * cols + k)],
+                  high = codes[static_cast<std::size_t>((2 * i + 1) * cols + k)];
+        bytes.push_back(static_cast<std::byte>(((low - 8) & 15) | ((high - 8) & 15) << 4));
+      }
+    EXPECT_EQ(decode_all({"", CodeOrder::row_pairs, 4, 2 * pairs, cols}, bytes.data()), codes) << 2 * pairs << "x" << cols;
   }
-  transpose_bytes(x);
-  for (std::uint64_t i = 0; i < 8; ++i)
-    for (std::uint64_t j = 0; j < 8; ++j) EXPECT_EQ(x[i] >> (8 * j) & 255, 8 * j + i);
 }
 
 }  // namespace

@@ -122,9 +122,13 @@ std::vector<Note> beside(const PackedFile& file) {
 
 Result<GpuInfo> gpu_of(const Options& options) { return options.gpu.empty() ? this_gpu() : described_gpu(options.gpu); }
 
-// The layout of --weight-layout, or the one that the GPU's kernels read; on the CPU pack() chooses.
+// Whether the layout depends on a GPU; else it is that of --weight-layout, or pack() chooses.
+bool asks_for_layout(const Options& options) {
+  return options.layout.empty() && (!options.gpu.empty() || options.backend != "cpu");
+}
+
+// The layout that the GPU's kernels read.
 Result<std::string> layout_for(const Options& options, const WeightDesc& weight, const LinearSpec& spec) {
-  if (!options.layout.empty() || (options.gpu.empty() && options.backend == "cpu")) return options.layout;
   const auto gpu = gpu_of(options);
   if (!gpu.ok()) return gpu.status();
   const auto explanation = explain(weight, spec, Machine(*gpu));
@@ -172,14 +176,18 @@ Result<Outcome> pack_command(Options options) {
     if (!writer.ok()) return with_force_hint(writer.status());
     const auto pack_module = [&](const Module& module) -> Status {
       std::vector<Note> found;
-      const auto q = checkpoint->read(module, &found);
-      if (!q.ok()) return q.status();
-      for (Note& note : found) notes.push_back({module.name, std::move(note)});
       spec.act_scheme = activations_for(module, *asked);
       spec.epilogue.bias = module.has_bias;
-      const auto layout = layout_for(options, describe(*q), spec);
-      if (!layout.ok()) return with_activations_hint(layout.status(), spec.act_scheme, *asked);
-      const auto weight = pack(*q, spec, {.layout = *layout, .executor = &interruptible.executor()});
+      PackOptions packing{.layout = options.layout, .executor = &interruptible.executor()};
+      if (asks_for_layout(options)) {
+        const auto q = checkpoint->read(module);
+        if (!q.ok()) return q.status();
+        const auto layout = layout_for(options, describe(*q), spec);
+        if (!layout.ok()) return with_activations_hint(layout.status(), spec.act_scheme, *asked);
+        packing.layout = *layout;
+      }
+      const auto weight = pack(*checkpoint, module, spec, packing, &found);
+      for (Note& note : found) notes.push_back({module.name, std::move(note)});
       if (!weight.ok()) return with_activations_hint(weight.status(), spec.act_scheme, *asked);
       return writer->add(module.name, *weight);
     };

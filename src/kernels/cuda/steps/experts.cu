@@ -7,6 +7,8 @@
 //     add           over the warps of an expert, then over experts: begin[w][e], where the run's first pair of e goes
 //     place         the run once more: a pair goes to begin[w][e], plus its rank among the lanes of that expert
 //
+//   up to 32      one warp, a lane a pair: each counts the pairs that go before its own
+//
 //   Each place depends on ids alone, not on the order in which threads run: equal ids stay in the order of pairs.
 #include "kernels/cuda/steps/experts.hpp"
 
@@ -184,6 +186,49 @@ __global__ void __launch_bounds__(kSortThreads) sort_rows_kernel(const __grid_co
   let_successor_start();
 }
 
+/// Up to 32 pairs: a lane has one of them, and counts those of the others that go before it.
+__global__ void __launch_bounds__(32) sort_few_rows_kernel(const __grid_constant__ SortParams p) {
+  const SortTask& task = p.task;
+  const int lane = static_cast<int>(threadIdx.x);
+  wait_for_predecessor();
+  const int id = lane < task.rows ? id_of(p, lane) : -1;
+  int row = 0, rank = 0, count = 0;  // among the pairs of all experts, among those of its own, and how many these are
+#pragma unroll
+  for (int j = 0; j < 32; ++j) {
+    const int other = __shfl_sync(kWholeWarp, id, j);
+    if (other < 0) continue;
+    row += other < id || (other == id && j < lane);
+    rank += other == id && j < lane;
+    count += other == id;
+  }
+  if (id >= 0) {
+    task.pair_of[row] = lane;
+    task.expert_of[row] = id;
+  }
+  if (lane < task.rows) task.row_of[lane] = id >= 0 ? row : -1;
+  const int all = __popc(__ballot_sync(kWholeWarp, id >= 0));
+  if (lane >= all && lane < task.rows) task.pair_of[lane] = 0, task.expert_of[lane] = -1;
+#pragma unroll 1
+  for (int i = 0; i < 2; ++i) {
+    const SortTask::Tiles& product = task.products[i];
+    if (product.rows == 0) continue;
+    const int tiles = id >= 0 && rank == 0 ? (count + product.rows - 1) / product.rows : 0;
+    int first = 0, total = 0;
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      const int others = __shfl_sync(kWholeWarp, tiles, j), other = __shfl_sync(kWholeWarp, id, j);
+      total += others;
+      if (other < id) first += others;
+    }
+    for (int t = 0; t < tiles; ++t)
+      product.tiles[first + t] = {id, row + t * product.rows, min(product.rows, count - t * product.rows)};
+    if (lane == 0) *product.count = total;
+  }
+  __threadfence();  // as in sort_rows_kernel
+  __syncwarp();
+  let_successor_start();
+}
+
 // ---- gather
 
 constexpr int kGatherThreads = 128;
@@ -333,6 +378,7 @@ cudaError_t sort_rows(const SortTask& task, cudaStream_t stream) {
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
   SortParams p{.task = task, .warps = 0, .run = 0, .dense = task.choice_stride == 1 && task.token_stride == task.top_k};
+  if (task.ids != nullptr && task.rows <= 32) return launch_dependent(sort_few_rows_kernel, dim3(1), dim3(32), 0, stream, p);
   const int groups = (task.rows + 31) / 32, fit = (most / 4 - kSortThreads) / task.experts;
   p.warps = std::min({groups, kSortWarps, fit});
   p.run = (groups + p.warps - 1) / p.warps * 32;

@@ -107,6 +107,12 @@ struct Element {
            glu_half == 0 && gate.data == nullptr && residual.data == nullptr && (out == DType::f16 || out == DType::bf16) &&
            d_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(d) % 4 == 0;
   }
+  /// The same for a store to f32: store_plain_floats suffices.
+  NIBBLE_HOST_DEVICE bool plain_floats() const {
+    return row_scale == nullptr && col_scale == nullptr && bias.data == nullptr && activation == Activation::none &&
+           glu_half == 0 && gate.data == nullptr && residual.data == nullptr && out == DType::f32 && d_stride % 2 == 0 &&
+           reinterpret_cast<std::uintptr_t>(d) % 8 == 0;
+  }
 #if NIBBLE_DEVICE_CODE
   /// D[m,n] and D[m,n+1] from their sums; n even.
   __device__ void store_plain(std::int64_t m, std::int64_t n, float2 acc) const {
@@ -116,6 +122,10 @@ struct Element {
       *static_cast<__half2*>(to) = __floats2half2_rn(a, b);
     else
       *static_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
+  }
+  __device__ void store_plain_floats(std::int64_t m, std::int64_t n, float2 acc) const {
+    *reinterpret_cast<float2*>(static_cast<float*>(d) + (m * d_stride + n)) = {multiply(acc.x, acc_scale),
+                                                                               multiply(acc.y, acc_scale)};
   }
   /// Channel n of a pixel and, where it exists, n + 1: elements `at` and `at + step` of D. The parts of the epilogue are tested once for
   /// both.

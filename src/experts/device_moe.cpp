@@ -3,7 +3,8 @@
 //   ids [T,top_k] ──sort_rows──▶ rows of experts, R = T · top_k, and tiles of them for both products
 //   x [T,K] ──gather_expert_rows──▶ [R,K] ──gate_up, glu──▶ hidden [R,H] ──down──▶ results [R,N], f32 ──combine_rows──▶ D [T,N]
 //
-// The host knows R, but not which expert has how many rows. Nothing waits for that.
+// The host knows R, but not which expert has how many rows. Nothing waits for that. A kernel that fetches rows from where they lie needs no gather
+// before it.
 //
 // Workspace: of the sort (pair_of, row_of, expert_of, tiles and their counts) | x of rows | hidden | hidden gathered | results | of the plans
 #include <algorithm>
@@ -52,30 +53,40 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
   float* const results = arena.take<float>(pairs() * static_cast<std::size_t>(n)).data();
   NIBBLE_RETURN_IF_ERROR(cuda::launch_sort_rows(sort, stream));
 
-  cuda::GatherRowsTask gather = experts::gathering(gate_up_experts, x, rows, x_rows);
-  gather.source = sort.pair_of;
-  gather.divisor = sort.top_k;
-  gather.expert_of = sort.expert_of;
-  NIBBLE_RETURN_IF_ERROR(cuda::launch_gather_expert_rows(gather, stream));
-
   const auto rows_of = [&](std::byte* data, DType type, std::int64_t columns) {
     TensorView view(data, type, {rows, columns});
     view.strides[0] = experts::gathered_pitch(columns);
     return view;
   };
-  const auto run = [&](const PackedExperts& each, const ConstTensorView& a, const TensorView& to, std::size_t product) {
-    return run_experts(*plans[product], each.for_plans(), experts::tiles_of(each, sort, sort.products[product]), a, to, {},
-                       arena.rest(), stream);
+  const auto run = [&](const PackedExperts& each, const cuda::ExpertTiles& tiles, const ConstTensorView& a, const TensorView& to,
+                       std::size_t product) {
+    return run_experts(*plans[product], each.for_plans(), tiles, a, to, {}, arena.rest(), stream);
   };
+
+  cuda::ExpertTiles tiles = experts::tiles_of(gate_up_experts, sort, sort.products[0]);
   TensorView middle = rows_of(hidden_rows, hidden_type, hidden);
-  NIBBLE_RETURN_IF_ERROR(run(gate_up_experts, rows_of(x_rows, x_type, k), middle, 0));
+  if (fetches_rows(gate_up, rows) && experts::are_vectors(x) && !experts::changes_channels(gate_up_experts)) {
+    ConstTensorView a = x;  // R rows, of which the kernel reads those that `source` names
+    a.shape[0] = rows;
+    tiles.source = sort.pair_of;
+    tiles.divisor = sort.top_k;
+    NIBBLE_RETURN_IF_ERROR(run(gate_up_experts, tiles, a, middle, 0));
+  } else {
+    cuda::GatherRowsTask gather = experts::gathering(gate_up_experts, x, rows, x_rows);
+    gather.source = sort.pair_of;
+    gather.divisor = sort.top_k;
+    gather.expert_of = sort.expert_of;
+    NIBBLE_RETURN_IF_ERROR(cuda::launch_gather_expert_rows(gather, stream));
+    NIBBLE_RETURN_IF_ERROR(run(gate_up_experts, tiles, rows_of(x_rows, x_type, k), middle, 0));
+  }
   if (experts::changes_channels(down_experts)) {
     cuda::GatherRowsTask permute = experts::gathering(down_experts, middle, rows, gathered);
     permute.expert_of = sort.expert_of;
     NIBBLE_RETURN_IF_ERROR(cuda::launch_gather_expert_rows(permute, stream));
     middle = rows_of(gathered, hidden_type, hidden);
   }
-  NIBBLE_RETURN_IF_ERROR(run(down_experts, middle, TensorView(results, {rows, n}), 1));
+  NIBBLE_RETURN_IF_ERROR(
+      run(down_experts, experts::tiles_of(down_experts, sort, sort.products[1]), middle, TensorView(results, {rows, n}), 1));
 
   const PackedWeightData& last = down_experts[0].data();
   const Operands rest{.residual = operands.residual};

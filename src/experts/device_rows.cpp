@@ -15,6 +15,10 @@ bool changes_channels(const PackedExperts& experts) {
   return !first.perm.empty() || !first.prescale.empty();
 }
 
+bool are_vectors(const ConstTensorView& rows) {
+  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.stride(0) * bits(rows.dtype) % 128 == 0;
+}
+
 cuda::GatherRowsTask gathering(const PackedExperts& experts, const ConstTensorView& from, std::int64_t rows, void* to) {
   const PackedWeightData::OnDevice& parts = experts[0].data().device;
   return {.from = from.data,

@@ -19,6 +19,9 @@ Status check_device_experts(std::int64_t count);
 /// Whether an expert's channels are permuted or scaled, so that rows have to be gathered for it.
 bool changes_channels(const PackedExperts& experts);
 
+/// Whether rows begin at multiples of 16 bytes.
+bool are_vectors(const ConstTensorView& rows);
+
 /// Gathers `rows` rows of `from` in the order of task.source, with the channels of `experts`; the caller fills in the rest.
 cuda::GatherRowsTask gathering(const PackedExperts& experts, const ConstTensorView& from, std::int64_t rows, void* to);
 

@@ -41,7 +41,7 @@ bool needs_finish(const Problem& problem) {
   if (problem.op != Op::linear) return false;
   if (problem.experts != 0 && problem.epilogue.bias) return true;
   if (!problem.epilogue.glu) return false;
-  return !pairs_rows(problem.epilogue, problem.scheme) || (problem.memory == Backend::cuda && problem.m > kTokens);
+  return !pairs_rows(problem.epilogue, problem.scheme) || (problem.memory == Backend::cuda && mean_expert(problem).m > kTokens);
 }
 
 Problem product_of(const Problem& problem) {

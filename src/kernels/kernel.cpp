@@ -126,10 +126,11 @@ Status accepts_common(const Kernel& self, const Problem& problem) {
 
 Problem mean_expert(Problem problem) {
   if (problem.experts == 0) return problem;
-  const std::int64_t hit = std::min(problem.experts, problem.m);
-  const double mean = static_cast<double>(problem.m) / static_cast<double>(hit);
-  problem.n *= hit;
-  problem.m = static_cast<std::int64_t>(std::ceil(mean + (hit == problem.m ? 0 : std::sqrt(mean))));
+  const auto experts = static_cast<double>(problem.experts), rows = static_cast<double>(problem.m);
+  const bool few = rows * rows <= 2 * experts;  // so few that less than one of them is expected to meet another
+  const double hit = few ? rows : std::round(experts * (1 - std::pow(1 - 1 / experts, rows))), mean = rows / hit;
+  problem.n *= static_cast<std::int64_t>(hit);
+  problem.m = static_cast<std::int64_t>(std::ceil(mean + (few ? 0 : std::sqrt(mean))));
   return problem;
 }
 

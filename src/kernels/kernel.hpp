@@ -168,6 +168,8 @@ struct Kernel {
   Sums sums = Sums::f32;
   /// The rows of a tile of a grouped product, all of which are one expert's; 0: it takes one weight only.
   int expert_rows = 0;
+  /// Of a grouped product: it fetches each row of A from where it lies (cuda::ExpertTiles::source), so that rows need not be gathered.
+  bool fetches_rows = false;
   /// Of a convolution that multiplies prepared patches: the linear kernel of the same fields, whose loops it uses; given by the table.
   const Kernel* linear = nullptr;
 

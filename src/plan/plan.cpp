@@ -230,6 +230,8 @@ Result<Plan> plan_experts(const PackedWeight& first, std::int64_t experts, const
 
 int expert_rows(const Plan& plan, std::int64_t m) { return plan.impl().bucket(plan.impl().served(m)).main->expert_rows; }
 
+bool fetches_rows(const Plan& plan, std::int64_t m) { return plan.impl().bucket(plan.impl().served(m)).main->fetches_rows; }
+
 Status run_experts(const Plan& plan, const PackedWeight& first, const cuda::ExpertTiles& experts, const ConstTensorView& a,
                    const TensorView& d, const Operands& operands, std::span<std::byte> workspace, Stream stream) {
   return plan.impl().run(first, {.a = a, .d = d, .operands = operands, .experts = &experts, .stream = stream}, workspace);

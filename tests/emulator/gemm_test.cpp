@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "emulator/conv_layer.hpp"
+#include "emulator/expert_rows.hpp"
 #include "emulator/float_layer.hpp"
 #include "emulator/memory.hpp"
 
@@ -118,90 +119,41 @@ INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemm, testing::ValuesIn(kCases), [](const
 
 // ---- rows of experts
 
-/// Experts with such numbers of rows, which follow one another.
-struct ExpertCase {
-  emulator::FloatCase layer;  // of an expert, without its m
-  int tokens, depth;
-  std::vector<int> rows;
+struct GemmExpertCase {
+  emulator::ExpertCase experts;
+  int depth;
 };
 
-class EmulatedGemmExperts : public testing::TestWithParam<ExpertCase> {};
+class EmulatedGemmExperts : public testing::TestWithParam<GemmExpertCase> {};
 
 TEST_P(EmulatedGemmExperts, GivesTheSumsOfEachExpert) {
-  const ExpertCase& c = GetParam();
+  const auto& [experts, depth] = GetParam();
   emulator::use_shared_memory(shared);
-  std::vector<emulator::FloatLayer> layers;
-  std::vector<ExpertTile> tiles;
-  std::vector<std::uint8_t> records;
-  std::vector<std::uint16_t> x;
-  std::size_t pitch = 0;
-  int m = 0;
-  for (const int rows : c.rows) {
-    const int expert = static_cast<int>(layers.size());
-    emulator::FloatCase one = c.layer;
-    one.m = std::max(rows, 1);
-    layers.emplace_back(one);
-    pitch = (layers.back().weight.records.size() + 255) / 256 * 256;
-    records.insert(records.end(), layers.back().weight.records.begin(), layers.back().weight.records.end());
-    records.resize(pitch * layers.size());
-    if (rows > 0) x.insert(x.end(), layers.back().x.begin(), layers.back().x.end());
-    for (int first = 0; first < rows; first += c.tokens) tiles.push_back({expert, m + first, std::min(c.tokens, rows - first)});
-    m += rows;
-  }
-  const int count = static_cast<int>(tiles.size()), n = c.layer.n;
-  x.resize(std::max(x.size(), layers.front().x.size()));
-  std::vector<float> scale2;
-  for (std::size_t e = 0; e < layers.size(); ++e) scale2.push_back(e % 2 == 0 ? 1.0f : 2.0f);
-  tiles.resize(tiles.size() + 3, {99, 1 << 20, 16});  // kernels read none of these
-  std::vector<std::uint16_t> d(static_cast<std::size_t>(m * n) + 16, 0xa5a5);
-  LinearTask task = layers.front().task();
-  task.weight.records = records.data();
-  task.m = std::max(m, 1);
-  task.x = x.data();
-  task.experts = {.tiles = tiles.data(),
-                  .count = &count,
-                  .most = static_cast<int>(tiles.size()),
-                  .weight_pitch = static_cast<std::int64_t>(pitch),
-                  .scale2 = scale2.data()};
-  task.epilogue.out = c.layer.a_dtype;
-  task.epilogue.d = d.data();
-  task.epilogue.d_stride = n;
-  ASSERT_EQ(linear_gemm_sm90(task, {.tokens = c.tokens, .split = 1, .depth = c.depth}, nullptr), cudaSuccess);
-  const std::uint16_t* from = d.data();
-  for (std::size_t e = 0; e < layers.size(); ++e) {
-    if (c.rows[e] == 0) continue;
-    const std::size_t size = static_cast<std::size_t>(c.rows[e] * n);
-    layers[e].expect_sums(
-        layers[e].task(),
-        [&](const LinearTask& own) {
-          std::copy_n(from, size, static_cast<std::uint16_t*>(own.epilogue.d));
-          return cudaSuccess;
-        },
-        [&](int row, int k) {
-          emulator::Multiplied w = multiplied(layers[e].weight, c.layer.a_dtype, c.tokens, row, k);
-          w.value *= static_cast<double>(scale2[e]);
-          return w;
-        });
-    from += size;
-  }
-  for (std::size_t i = static_cast<std::size_t>(m * n); i < d.size(); ++i) ASSERT_EQ(d[i], 0xa5a5) << "written past D";
+  emulator::expect_sums_of_experts(
+      experts,
+      [&](const LinearTask& task) {
+        return linear_gemm_sm90(task, {.tokens = experts.tokens, .split = 1, .depth = depth}, nullptr);
+      },
+      [&](const TileWeight& weight, int row, int k) {
+        return multiplied(weight, experts.layer.a_dtype, experts.tokens, row, k);
+      });
 }
 
-const ExpertCase kExpertCases[] = {
-    {{DType::bf16, Codes::u4, 128, kNone, 0, 200, 1424}, 16, 1, {3, 0, 20, 1, 0, 40}},
-    {{DType::f16, Codes::u4, 128, kInteger, 0, 72, 896}, 16, 2, {1, 1, 0, 1}},
-    {{DType::bf16, Codes::u4, 32, kNone, 0, 264, 416}, 64, 1, {70, 2, 0, 64, 5}},
-    {{DType::f16, Codes::u4, 128, kNone, 0, 320, 640}, 128, 1, {0, 150, 128, 9}},
-    {{DType::bf16, Codes::u8, 128, kNone, 0, 72, 272}, 64, 1, {5, 66}},
-    {{DType::bf16, Codes::e4m3, 128, kNone, 0, 136, 384}, 128, 1, {1, 130, 2}},
-    {{DType::bf16, Codes::e2m1, 32, kNone, 0, 136, 416}, 16, 1, {2, 17, 0, 3}},
-    {{DType::bf16, Codes::e2m1, 16, kNone, 0, 72, 416}, 64, 1, {65, 1}},
-    {{DType::f16, Codes::u4, 128, kNone, 0, 72, 256}, 64, 1, {700, 900, 0, 800}},  // bands
-    {{DType::f16, Codes::u4, 1024, kNone, 0, 72, 1024}, 16, 1, {7, 2}},            // a scale per channel
-    {{DType::f16, Codes::u4, 128, kNone, 0, 72, 256}, 64, 1, {0, 0}},              // no rows at all
+const GemmExpertCase kExpertCases[] = {
+    {{{DType::bf16, Codes::u4, 128, kNone, 0, 200, 1424}, 16, {3, 0, 20, 1, 0, 40}}, 1},
+    {{{DType::f16, Codes::u4, 128, kInteger, 0, 72, 896}, 16, {1, 1, 0, 1}}, 2},
+    {{{DType::bf16, Codes::u4, 32, kNone, 0, 264, 416}, 64, {70, 2, 0, 64, 5}}, 1},
+    {{{DType::f16, Codes::u4, 128, kNone, 0, 320, 640}, 128, {0, 150, 128, 9}}, 1},
+    {{{DType::bf16, Codes::u8, 128, kNone, 0, 72, 272}, 64, {5, 66}}, 1},
+    {{{DType::bf16, Codes::e4m3, 128, kNone, 0, 136, 384}, 128, {1, 130, 2}}, 1},
+    {{{DType::bf16, Codes::e2m1, 32, kNone, 0, 136, 416}, 16, {2, 17, 0, 3}}, 1},
+    {{{DType::bf16, Codes::e2m1, 16, kNone, 0, 72, 416}, 64, {65, 1}}, 1},
+    {{{DType::f16, Codes::u4, 128, kNone, 0, 72, 256}, 64, {700, 900, 0, 800}}, 1},  // bands
+    {{{DType::f16, Codes::u4, 1024, kNone, 0, 72, 1024}, 16, {7, 2}}, 1},            // a scale per channel
+    {{{DType::f16, Codes::u4, 128, kNone, 0, 72, 256}, 64, {0, 0}}, 1},              // no rows at all
 };
 INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemmExperts, testing::ValuesIn(kExpertCases), [](const auto& info) {
-  return fmt::format("{}_{}_depth{}_{}", emulator::name(info.param.layer), info.param.tokens, info.param.depth, info.index);
+  return fmt::format("{}_depth{}_{}", emulator::name(info.param.experts), info.param.depth, info.index);
 });
 
 // ---- convolutions

@@ -104,20 +104,24 @@ Result<DecodeConfig> configure_decode(const gpu_tile::Geometry& weight, int fold
   return config;
 }
 
+DecodeConfig asked_of_decode(const Problem& p, int tokens) { return {.tokens = tokens, .split = p.experts == 0 ? 0 : 1}; }
+
 DecodeFeatures decode_features(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& p) {
   constexpr double kNever = 1e9;
   const bool floats = family == WgmmaFamily::floats || family == WgmmaFamily::float_folds;
   const int folds = floats ? 0 : family == WgmmaFamily::online_folds ? 4 : 1;
   const gpu_tile::Geometry weight = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k);
   const RingRoom room = described_room(gpu);
-  const Result<DecodeConfig> config = configure_decode(weight, folds, room, {.tokens = tokens});
+  const Result<DecodeConfig> config = configure_decode(weight, folds, room, asked_of_decode(p, tokens));
   if (!config.ok()) return {.launches = kNever, .tokens = 1, .stages = 1, .rounds = 1, .records = 1, .ctas = 1};
   Problem launch = p;
   launch.m = std::min<std::int64_t>(p.m, config->tokens);
   DecodeFeatures features =
       launch_features(weight, folds, static_cast<int>(launch.m), config->split, config->grid / config->split, config->stages);
   constexpr int kReserved = 1024;  // bytes of every CTA
-  features.launches = std::ceil(static_cast<double>(p.m) / config->tokens);
+  const double launches = static_cast<double>(p.m) / config->tokens;
+  features.launches =
+      p.experts == 0 ? std::ceil(launches) : std::max(1.0, launches);  // of some experts only, there are several tiles
   features.early = 2 * config->grid <= gpu.sms || 2 * config->smem + kReserved <= room.bytes;
   features.memory_us = tile_moved_us(gpu, launch, bits(p.a_dtype));
   features.fill_us = 1e-3 / std::max(1.0, gpu.read_gbytes_per_s) * config->grid * weight.record_bytes() *

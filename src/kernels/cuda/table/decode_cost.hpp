@@ -46,6 +46,9 @@ double decode_us(const DecodeCost& cost, const DecodeFeatures& features);
 Result<DecodeConfig> configure_decode(const gpu_tile::Geometry& weight, int folds, const RingRoom& room,
                                       const DecodeConfig& asked);
 
+/// What a row that takes so many tokens a launch asks configure_decode for: nothing splits K of a grouped product.
+DecodeConfig asked_of_decode(const Problem& problem, int tokens);
+
 /// The features of the row that takes so many tokens a launch. The family says whether activations are quantized, and how.
 DecodeFeatures decode_features(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& problem);
 /// Predicted microseconds of the row, with the numbers of the measured GPU whose memory is the most similar (bench/fit_decode_costs.py).

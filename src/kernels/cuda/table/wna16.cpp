@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "core/error.hpp"
@@ -12,6 +13,7 @@
 #include "kernels/cuda/table/decode_cost.hpp"
 #include "kernels/cuda/table/families.hpp"
 #include "kernels/cuda/table/wgmma_rows.hpp"
+#include "kernels/cuda/tasks/decode_ring.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
 
 namespace nibble::cuda {
@@ -42,8 +44,8 @@ Status run_decode(const Kernel&, const StepArgs& args) {
 
 Result<std::shared_ptr<const void>> configure_decode_row(const Kernel& self, const Problem& p) {
   NIBBLE_ASSIGN_OR_RETURN(const RingRoom room, ring_room());
-  NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config, configure_decode(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k), 0,
-                                                                      room, {.tokens = self.tile.m}));
+  const gpu_tile::Geometry weight = gpu_tile::geometry(p.scheme, p.zero_type, mean_expert(p).n, p.k);
+  NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config, configure_decode(weight, 0, room, asked_of_decode(p, self.tile.m)));
   return std::shared_ptr<const void>(std::make_shared<const DecodeConfig>(config));
 }
 
@@ -113,12 +115,27 @@ Status accepts_tensor_core(const Kernel& self, const Problem& p) {
   return {};
 }
 
+/// The kernel for rows of experts keeps those of a tile in shared memory, over all of K, and counts tiles times row tiles in an int.
+Status accepts_decode_experts(const Kernel& self, const Problem& p) {
+  constexpr int kLeastStages = 2;
+  const gpu_tile::Geometry weight = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k);
+  if (p.k % 8 != 0) return error(StatusCode::unsupported, "copies rows 16 bytes at a time, which K={} is no multiple of", p.k);
+  if (p.m * weight.tiles() > std::numeric_limits<int>::max())
+    return error(StatusCode::unsupported, "takes up to {} rows of experts of N={}, not {}",
+                 std::numeric_limits<int>::max() / weight.tiles(), p.n, p.m);
+  const int bytes = static_cast<int>(gpu_of(p).shared_bytes_per_block);
+  if (stages_beside(weight, 0, self.tile.m, 1, bytes) >= kLeastStages) return {};
+  return error(StatusCode::unsupported,
+               "K={}: {} rows of activations and {} stages of weights do not fit in {} bytes of shared memory", p.k, self.tile.m,
+               kLeastStages, bytes);
+}
+
 Status accepts_decode(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_tensor_core(self, p));
   if (self.isa == Isa::sm90 && self.tile.m > 8 && gpu_tile::are_floats(gpu_tile::stored_codes(p.scheme.codes)))
     return error(StatusCode::unsupported, "multiplies integers by {} tokens, the weight's codes are {}", self.tile.m,
                  name(p.scheme.codes));
-  return {};
+  return p.experts == 0 ? Status() : accepts_decode_experts(self, p);
 }
 
 /// Whether scales and zeros are of the kinds for which the wgmma kernels have fast paths (constants_path).
@@ -204,6 +221,7 @@ constexpr Kernel decode_row(Isa isa, int tokens, std::string_view act) {
   } else {
     row.configure = configure_decode_row;
     row.run = run_decode;
+    if (tokens == kDecodeExpertRows) row.expert_rows = tokens, row.fetches_rows = true;
   }
   return row;
 }
@@ -426,7 +444,9 @@ WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Pro
 }
 
 double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p) {
-  return wgmma_cost_us(gemm_sm90_features(tile, gpu, p), gpu);
+  constexpr double kDistributeUs =
+      3.0;  // reading the list of tiles and sharing them out, which a layer's launch need not; of an H200
+  return wgmma_cost_us(gemm_sm90_features(tile, gpu, p), gpu) + (p.experts == 0 ? 0 : kDistributeUs);
 }
 
 double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {

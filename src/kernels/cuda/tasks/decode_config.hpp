@@ -5,7 +5,8 @@
 
 namespace nibble::cuda {
 
-constexpr int kDecodeTokens = 16;  // of one launch, at most
+constexpr int kDecodeTokens = 16;     // of one launch, at most
+constexpr int kDecodeExpertRows = 8;  // of a tile of experts, at most: as many tokens as a matrix instruction has
 
 /// The room that a GPU has for rings, with one CTA per SM.
 struct RingRoom {

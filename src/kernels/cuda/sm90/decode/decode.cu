@@ -37,6 +37,7 @@ cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& confi
   const gpu_tile::Geometry& geo = task.weight.geometry;
   if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.a_dtype != DType::f16 && task.a_dtype != DType::bf16))
     return cudaErrorInvalidValue;
+  if (task.experts.tiles != nullptr) return decode_experts_sm90(task, config, stream);
   RingParams<FloatActs> p = ring_params<FloatActs>(task, 0, config);
   for (int done = 0; done < task.m; done += config.tokens) {
     const int m = std::min(config.tokens, task.m - done);

@@ -8,6 +8,7 @@
 #include "kernels/cuda/device/shared_memory.hpp"
 #include "kernels/cuda/tasks/decode.hpp"
 #include "kernels/cuda/tasks/decode_ring.hpp"
+#include "kernels/cuda/tasks/expert_tiles.hpp"
 #include "kernels/cuda/weights/decode_record.cuh"
 
 namespace nibble::cuda {
@@ -35,7 +36,9 @@ struct RingParams {
   int row_lanes;  // log2 of the lanes that finish a token's rows of a rank, two each
   int stages;
   int part_buffers;
-  int x_pitch;  // bytes between tokens
+  int x_pitch;          // bytes between tokens
+  ExpertTiles experts;  // of rows of experts (decode_experts.cuh), as the next one
+  int run;              // row tiles that a CTA takes together
 };
 
 /// A CTA's records of a row tile, and the places of its activations in shared memory.

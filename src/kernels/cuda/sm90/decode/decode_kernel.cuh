@@ -13,6 +13,8 @@ struct FloatActs : Activations {
 using DecodeKernel = const Launchable<RingParams<FloatActs>>*;
 /// The kernel for codes that are floats; null beyond 8 tokens.
 DecodeKernel decode_float_codes(Codes codes, Known known, DType act, int tokens);
+/// Rows of experts: a launch for all of them, in tiles of config.tokens (decode_experts.cuh).
+cudaError_t decode_experts_sm90(const LinearTask& task, const DecodeConfig& config, cudaStream_t stream);
 
 namespace {
 

@@ -1,0 +1,252 @@
+// Decode of rows of experts on Hopper: the ring of decode_ring.cuh for a list of tiles (tasks/expert_tiles.hpp), each up to 8 rows of A of one
+// expert.
+//
+//   An item is a tile times a run of row tiles of its expert's weight, over all of K. Items follow one another tile by tile, and each CTA gets
+//   an equal share of them, one after the other; how many there are is known to the GPU only.
+//
+//     tile 0, expert 2   │ item 0 │ 1 │ 2 │ … │          CTA 0: items 0 … 3, of one tile
+//     tile 1, expert 5   │ item 4 │ 5 │ 6 │ … │          CTA 1: items 4 … 7, of another
+//
+//   producer warp ──ring of stages──▶ 8 multiplying warps ──parts──▶ finishing warps ──▶ D
+//                    rows of A ─────────▶                                  │
+//                        └───────────── the next tile's ◀──────────────────┘
+//
+//       producer    eight records → stage, as far ahead as the ring is long, over the ends of items and of tiles
+//       multiplying warp w: record w of every stage; at the end of a row tile its partial sums → parts
+//       finishing   adds the 8 partial sums in the order of the warps; the epilogue. Sums of a tile's last item say that its rows of A have been
+//                   read: the first finishing warp then requests those of the next tile
+//
+// A run is as long as makes eight warps busy: of 12 records a row tile, which take two rounds of eight, two row tiles take three. Nothing splits
+// K, and a run begins at a multiple of its length, so that a row's bits depend on its expert and itself alone.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/sm90/decode/decode_ring.cuh"
+
+namespace nibble::cuda {
+
+/// A finishing warp takes about half a microsecond for a token, and 12 records take 1.5 to arrive.
+constexpr int kExpertFinishers = 3;
+constexpr int kExpertFinishing = 32 * kExpertFinishers;  // threads
+constexpr int kExpertThreads = kMultipliers + 32 + kExpertFinishing;
+
+/// Row tiles of a run: of 1, 2, 4 and 8 the fewest that need the fewest rounds of eight warps a row tile.
+constexpr int row_tiles_of_run(int records) {
+  int best = 1;
+  for (int run = 2; run <= kDecodeWarps; run *= 2) {
+    const auto rounds = [records](int tiles) { return (tiles * records + kDecodeWarps - 1) / kDecodeWarps; };
+    if (rounds(run) * best < rounds(best) * run) best = run;
+  }
+  return best;
+}
+
+/// The items of a CTA that are left; the first is run `run` of the weight times tile `tile` of the list.
+struct Items {
+  int tile, run, left;
+  int runs;  // of a weight
+
+  __device__ void advance() {
+    --left;
+    if (++run == runs) run = 0, ++tile;
+  }
+  /// Whether the next item is of another tile, or there is none.
+  __device__ bool ends_tile() const { return left == 1 || run + 1 == runs; }
+};
+
+/// `Work` is that of a linear layer with up to 8 tokens of float activations. p.x.m: rows of a tile, at most.
+template <class Work>
+struct ExpertCta : DecodeCta<Work> {
+  using Base = DecodeCta<Work>;
+  using Base::full, Base::empty, Base::part_full, Base::part_empty, Base::x_full, Base::x_requested;
+  using Base::p, Base::base, Base::map, Base::records, Base::warp, Base::lane;
+
+  __device__ ExpertCta(const typename Work::Params& params, std::uint8_t* memory) : Base(params, memory) {}
+
+  // The list can be read when this kernel starts, because those from the one that writes it on let their successors start only then
+  // (steps/experts.cu). It is read past L1, which may have an earlier kernel's.
+  __device__ int tiles() const { return __ldcg(p.experts.count); }
+  __device__ int expert(int tile) const { return __ldcg(&p.experts.tiles[tile].expert); }
+  __device__ int first_row(int tile) const { return __ldcg(&p.experts.tiles[tile].first); }
+  __device__ int rows(int tile) const { return __ldcg(&p.experts.tiles[tile].rows); }
+  __device__ Items items(unsigned tiles) const {
+    const unsigned cta = blockIdx.x, runs = (p.tiles + p.run - 1) / p.run, all = tiles * runs;
+    const unsigned each = all / gridDim.x, more = all % gridDim.x, first = cta * each + min(cta, more);
+    return {static_cast<int>(first / runs), static_cast<int>(first % runs), static_cast<int>(each + (cta < more)),
+            static_cast<int>(runs)};
+  }
+  /// Of an item: the last run of a weight may be shorter.
+  __device__ int row_tiles(const Items& at) const { return min(p.run, p.tiles - at.run * p.run); }
+
+  __device__ void initialise_barriers() const {
+    for (int s = 0; s < p.stages; ++s) {
+      ptx::barrier_init(full(s), 1);
+      ptx::barrier_init(empty(s), kDecodeWarps);
+    }
+    for (int b = 0; b < p.part_buffers; ++b) {
+      ptx::barrier_init(part_full(b), kMultipliers);
+      ptx::barrier_init(part_empty(b), kExpertFinishing);
+    }
+    ptx::barrier_init(x_full(), 1);
+    ptx::barrier_init(x_requested(), 1);
+    ptx::barrier_init_fence();
+  }
+  /// The channels past K of the last record are zeros: rows are copied up to K. All threads call it, before the first copy.
+  __device__ void clear_rest_of_rows() const {
+    const int first = p.x.rule.k * 2, words = (records * gpu_tile::kChannels * 2 - first) / 4;
+    for (int i = threadIdx.x; i < p.x.m * words; i += kExpertThreads)
+      *reinterpret_cast<std::uint32_t*>(this->shared + map.x + i / words * p.x_pitch + first + i % words * 4) = 0;
+  }
+
+  // ---- roles
+
+  /// The producer: one thread. It requests one stage, waits a moment for rows of A to be requested (kPatience), and goes on.
+  __device__ void request_records(Items at) const {
+    const std::uint64_t policy = ptx::evict_first();
+    const std::uint8_t* weight = nullptr;
+    Cursor to{0, 1};  // an unused stage counts as emptied
+    bool starts = true, starts_tile = true;
+    for (; at.left > 0; at.advance()) {
+      if (starts_tile) weight = p.records + expert(at.tile) * p.experts.weight_pitch;
+      starts_tile = at.ends_tile();
+      const std::uint8_t* const from = weight + std::int64_t{at.run} * p.run * p.tile_records * p.format.bytes;
+      const int all = row_tiles(at) * records;
+      for (int r = 0; r < all; r += kDecodeWarps) {
+        ptx::barrier_wait(empty(to.stage), to.parity);
+        const int bytes = min(kDecodeWarps, all - r) * p.format.bytes;
+        ptx::barrier_arrive_expect(full(to.stage), bytes);
+        ptx::bulk_copy(base + to.stage * this->stage_bytes(), from + r * p.format.bytes, bytes, full(to.stage), policy);
+        to.advance(p.stages);
+        if (starts) ptx::barrier_wait_briefly(x_requested(), 0, kPatience);
+        starts = false;
+      }
+    }
+  }
+
+  // The multiplying warps run one dummy row tile first, as those of a linear layer: it fetches their instructions while the first records are
+  // in flight, reads what the memory of `parts` holds, and stores nothing.
+  __device__ __forceinline__ void multiply(Items at) const {
+    const std::uint32_t x_at = Work::place(p, this->x(), lane, 0);
+    Cursor from{0, 0}, to{0, 1};
+    std::uint32_t x_parity = 0;
+    int count = 0;
+    bool warm_up = true, starts_tile = true;
+    while (at.left > 0) {
+      if (!warm_up && starts_tile) {
+        count = rows(at.tile);
+        ptx::barrier_wait(x_full(), x_parity);
+        x_parity ^= 1;
+      }
+      const int tiles = warm_up ? 1 : row_tiles(at);
+      int r = warp;  // the warp's next record, counted from the first one of a row tile
+      for (int t = 0; t < tiles; ++t) {
+        Sums<1> acc = {};
+        for (; r < (warm_up ? warp + 1 : records); r += kDecodeWarps) {
+          if (!warm_up) ptx::barrier_wait(full(from.stage), from.parity);
+          const std::uint32_t x[1] = {warm_up ? base + map.parts : x_at + r * Work::record_bytes(0)};
+          const std::uint32_t record = base + (warm_up ? map.parts : from.stage * this->stage_bytes() + warp * p.format.bytes);
+          Work::multiply(p.format, record, x, acc);
+          if (!warm_up) release(from);
+        }
+        r -= records;
+        if (warm_up)
+          ptx::named_barrier(1, kMultipliers);  // all have read what is written now
+        else
+          ptx::barrier_wait(part_empty(to.stage), to.parity);
+        write_part<1>(this->parts(to.stage), warp, warm_up ? 0 : count, p.x.m, acc);
+        if (warm_up) continue;
+        ptx::barrier_arrive(part_full(to.stage));
+        to.advance(p.part_buffers);
+      }
+      if (!warm_up) {
+        const int rest = tiles * records % kDecodeWarps;
+        if (rest != 0 && warp >= rest) {  // the last stage has no record for this warp
+          ptx::barrier_wait(full(from.stage), from.parity);
+          release(from);
+        }
+        starts_tile = at.ends_tile();
+        at.advance();
+      }
+      warm_up = false;
+    }
+  }
+  __device__ __forceinline__ void release(Cursor& from) const {
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(empty(from.stage));
+    from.advance(p.stages);
+  }
+
+  /// The finishing warps.
+  __device__ void finish(Items at) const {
+    const int finisher = warp - kProducer - 1;
+    const bool halves = p.epilogue.plain(), floats = p.epilogue.plain_floats();
+    Cursor from{0, 0};
+    int row = 0, count = 0;
+    float scale2 = 1.0f;
+    ptx::wait_for_predecessors();  // before A and operands of the epilogue are read, and D is written
+    if (finisher == 0) {
+      request_rows(at.tile);
+      if (lane == 0) ptx::barrier_arrive(x_requested());
+    }
+    for (bool starts_tile = true; at.left > 0; at.advance()) {
+      if (starts_tile) {
+        row = first_row(at.tile), count = rows(at.tile);
+        if (p.experts.scale2 != nullptr) scale2 = __ldg(p.experts.scale2 + expert(at.tile));
+      }
+      starts_tile = at.ends_tile();
+      const int tiles = row_tiles(at);
+      for (int t = 0; t < tiles; ++t) {
+        ptx::barrier_wait(part_full(from.stage), from.parity);
+        if (finisher == 0 && t + 1 == tiles && starts_tile && at.left > 1) request_rows(at.tile + 1);
+        const int n = (at.run * p.run + t) * gpu_tile::kRows + 2 * lane;
+#pragma unroll 1
+        for (int token = finisher; token < count; token += kExpertFinishers) {
+          float2 sum = Work::sum(this->parts(from.stage), p.x.m, token, 2 * lane);
+          sum.x *= scale2, sum.y *= scale2;
+          if (floats && n + 1 < p.n) {
+            p.epilogue.store_plain_floats(row + token, n, sum);
+          } else if (halves && n + 1 < p.n) {
+            p.epilogue.store_plain(row + token, n, sum);
+          } else {
+            p.epilogue.store_two(row + token, n, sum.x, sum.y, p.n);
+          }
+        }
+        ptx::barrier_arrive(part_empty(from.stage));
+        from.advance(p.part_buffers);
+      }
+    }
+  }
+  /// A tile's rows of A, each a copy of one lane.
+  __device__ void request_rows(int tile) const {
+    const int count = rows(tile), row = first_row(tile) + lane, bytes = p.x.rule.k * 2;
+    if (lane == 0) ptx::barrier_arrive_expect(x_full(), count * bytes);
+    __syncwarp();
+    if (lane >= count) return;
+    const std::int64_t at = p.experts.source == nullptr ? row : __ldcg(p.experts.source + row) / p.experts.divisor;
+    ptx::bulk_copy(this->x() + lane * p.x_pitch, static_cast<const std::uint16_t*>(p.x.x) + at * p.x.stride, bytes, x_full(),
+                   ptx::evict_last());
+  }
+};
+
+template <class Work>
+__global__ void __launch_bounds__(kExpertThreads, 1) decode_experts_kernel(const __grid_constant__ typename Work::Params p) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const ExpertCta<Work> cta(p, shared);
+  ptx::let_dependents_start();
+  const int tiles = cta.tiles();
+  if (tiles == 0) return ptx::wait_for_predecessors();  // else it could end before them
+  const Items items = cta.items(tiles);
+  if (items.left == 0) return;
+  if (cta.warp == kProducer && cta.lane == 0) cta.initialise_barriers();
+  cta.clear_rest_of_rows();
+  __syncthreads();
+  if (cta.warp > kProducer) {
+    cta.finish(items);
+  } else if (cta.warp < kProducer) {
+    cta.multiply(items);
+  } else if (cta.lane == 0) {
+    cta.request_records(items);
+  }
+}
+
+}  // namespace nibble::cuda

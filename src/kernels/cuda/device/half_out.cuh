@@ -14,17 +14,12 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "kernels/cuda/device/opaque.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/tasks/half_out.hpp"
 #include "layouts/gpu_tile.hpp"
 
 namespace nibble::cuda {
-
-/// Hides x from the optimiser, so that values derived from it are recomputed at each use and not kept in registers.
-__device__ inline int opaque(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
 
 /// Sums of a token for eight rows from `row` on, of n, from shared memory through the whole epilogue: the general store.
 __device__ inline void store_rows(const epilogue::Element& e, std::int64_t token, int row, int n, const float* from) {

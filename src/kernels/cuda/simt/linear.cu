@@ -25,6 +25,7 @@
 #include <limits>
 
 #include "kernels/cuda/device/fragment.cuh"
+#include "kernels/cuda/device/opaque.cuh"
 #include "kernels/cuda/weights/float_codes.cuh"
 
 namespace nibble::cuda {
@@ -166,19 +167,23 @@ enum class Scaling {
 };
 
 /// Up to four of a record's slots in flight: lane 4g+t loads one of them, of rows g and g+8.
-template <int F>
+template <int F, Scaling kScaling>
 struct Slots {
+  /// Zeros that are no integers, which take a register more, are never applied to sums.
+  static constexpr bool kWideZeros = kScaling != Scaling::sums;
   uint2 scales[F], zeros[F];
 
-  __device__ __forceinline__ void load(const Params& p, const std::uint8_t* record, int fragment, int lane, int number) {
-    const std::uint8_t* slot = record + p.slots_offset + number * p.slot_bytes;
+  /// Of the record that begins `to_record` bytes behind `from`.
+  __device__ __forceinline__ void load(const Params& p, const std::uint8_t* from, int to_record, int fragment, int lane,
+                                       int number) {
+    const std::uint8_t* slot = from + (to_record + p.slots_offset + number * p.slot_bytes);
 #pragma unroll
     for (int f = 0; f < F; ++f) {
       const int position = gpu_tile::slot_position((fragment + f) * kFragmentRows + lane / 4);
       scales[f] = load_pair(slot, position, p.scale_type);
       if (p.zero == ZeroKind::integer)
         zeros[f].x = __ldg(reinterpret_cast<const std::uint16_t*>(slot + p.zeros_offset + position));
-      else if (p.zero != ZeroKind::none)
+      else if (kWideZeros && p.zero != ZeroKind::none)
         zeros[f] = load_pair(slot + p.zeros_offset, position, p.zero_type);
     }
   }
@@ -192,7 +197,7 @@ struct Slots {
       float2 z = make_float2(p.zero_base, p.zero_base);
       if (p.zero == ZeroKind::integer)
         z.x += static_cast<float>(zeros[f].x & 0xff), z.y += static_cast<float>(zeros[f].x >> 8);
-      else if (p.zero != ZeroKind::none)
+      else if (kWideZeros && p.zero != ZeroKind::none)
         z = as_floats(zeros[f], p.zero_type);
       to[(number * F + f) * 8 + lane / 4] = make_float4(s.x, s.y, z.x, z.y);
     }
@@ -393,23 +398,24 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T>&& kScaling != Scaling:
   const int token = block.first;
   if (token >= block.end) return;
   const int tile = rows * F / kFragments, fragment = rows * F % kFragments;
-  const std::uint8_t* record = block.records + (static_cast<std::int64_t>(tile) * p.tile_records + warp) * p.record_bytes;
+  const auto mine = [&](int of_lane) { return gpu_tile::vector_offset(0, fragment, of_lane); };
+  const std::uint8_t* codes =
+      block.records + (static_cast<std::int64_t>(tile) * p.tile_records + warp) * p.record_bytes + mine(lane);
   const int to_next = warps * p.record_bytes;
-  const int mine = gpu_tile::vector_offset(0, fragment, lane);
   constexpr bool kShort = kScaling == Scaling::short_groups;
-  const auto my_slot = [&] { return lane % (kShort ? kQuarters : p.slots); };
+  const auto my_slot = [&](int of_lane) { return of_lane % (kShort ? kQuarters : p.slots); };
   float* const x = shared + warp * p.warp_floats;
   float4* const slot = reinterpret_cast<float4*>(x + T * kChannels);
 
   Sums<kCodes, kScaling, F, T> sums;
-  Slots<F> slots;
+  Slots<F, kScaling> slots;
   Activations<T> activations;
 #pragma unroll
-  for (int step = 0; step < kAhead<T>; ++step) sums.request(record + mine, step);
-  slots.load(p, record, fragment, lane, my_slot());
+  for (int step = 0; step < kAhead<T>; ++step) sums.request(codes, step);
+  slots.load(p, codes, -mine(lane), fragment, lane, my_slot(lane));
   if (kFew<T> && p.in_vectors) activations.load(p, warp, token, block.end, lane);
 
-  for (int r = warp; r < p.tile_records; r += warps, record += to_next) {
+  for (int r = warp; r < p.tile_records; r += warps, codes += to_next) {
     const bool more = r + warps < p.tile_records;
     if (p.in_vectors) {
       if (!kFew<T>) activations.load(p, r, token, block.end, lane);  // other warps hide the latency
@@ -421,19 +427,21 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T>&& kScaling != Scaling:
     if constexpr (kShort) {  // not ahead: no registers are free
 #pragma unroll 1
       for (int number = kQuarters + lane % kQuarters; number < p.slots; number += kQuarters) {
-        Slots<F> others;
-        others.load(p, record, fragment, lane, number);
+        Slots<F, kScaling> others;
+        others.load(p, codes, -mine(lane), fragment, lane, number);
         others.store(p, slot, lane, number);
       }
     }
     __syncwarp();
-    if (more) slots.load(p, record + to_next, fragment, lane, my_slot());
+    const int of_slots = kFew<T> ? lane : opaque(lane);  // no registers are free to keep the places of slots
+    if (more) slots.load(p, codes, to_next - mine(of_slots), fragment, of_slots, my_slot(of_slots));
     if (kFew<T> && p.in_vectors && more) activations.load(p, r + warps, token, block.end, lane);
-    sums.multiply(p, record + mine, to_next, more, lane, slot, reinterpret_cast<const float4*>(x));
+    sums.multiply(p, codes, to_next, more, lane, slot, reinterpret_cast<const float4*>(x));
     __syncwarp();
   }
 
   // Sum over the four lanes of a row, then over the warps in order. A warp's sums take the place of its x.
+  const int cta = opaque(static_cast<int>(blockIdx.x));  // divided once more: no register is free to keep the row tile
   constexpr int kRows = F * kFragmentRows;
   static_assert(kRows <= kChannels);
 #pragma unroll
@@ -449,12 +457,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T>&& kScaling != Scaling:
       }
   __syncthreads();
   for (int e = 2 * static_cast<int>(threadIdx.x); e < T * kRows; e += 2 * static_cast<int>(blockDim.x)) {
-    const int m = token + e / kRows, n = rows * kRows + e % kRows;
+    const int m = token + e / kRows, n = cta / p.token_blocks * kRows + e % kRows;
     if (!exists<T>(token, e / kRows, block.end) || n >= p.n) continue;
     float sum = shared[e], next = shared[e + 1];
     for (int w = 1; w < warps; ++w) sum += shared[w * p.warp_floats + e], next += shared[w * p.warp_floats + e + 1];
     if (p.experts.scale2 != nullptr) {
-      const float scale = p.experts.scale2[tile_of<T>(p, static_cast<int>(blockIdx.x) % p.token_blocks).expert];
+      const float scale = p.experts.scale2[tile_of<T>(p, cta % p.token_blocks).expert];
       sum = epilogue::multiply(sum, scale), next = epilogue::multiply(next, scale);
     }
     p.epilogue.store_two(m, n, sum, next, p.n);

@@ -14,6 +14,12 @@ namespace {
 constexpr int kThreads = 128;  // a row of a few thousand columns is that of many CTAs
 constexpr int kCtas = 2048;    // at most, or one for each piece of a row: what 128 multiprocessors run at a time
 constexpr int kColumns = 8;    // of a thread
+/// CTAs of a multiprocessor, which bound the registers of a thread; 0: as many as the compiler likes. For 12.0 it likes six, and spills.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kResident = 5;
+#else
+constexpr int kResident = 0;
+#endif
 
 struct Params {
   epilogue::Element epilogue;
@@ -84,7 +90,7 @@ __device__ __forceinline__ void load(float (&v)[kColumns], const Params& p, std:
 /// take too many registers. kExperts: a row has the bias of its expert, with which thread 0 puts the epilogue into shared memory: a copy in
 /// registers would be spilled around calls of exp and erf.
 template <int kRows, bool kExperts = false>
-__global__ void __launch_bounds__(kThreads) epilogue_rows_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, kResident) epilogue_rows_kernel(const __grid_constant__ Params p) {
   let_successor_start();
   const int n = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * kColumns;
   if (!kExperts && n >= p.n) return;

@@ -18,6 +18,7 @@
 #include "epilogue/element.hpp"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/fragment.cuh"
+#include "kernels/cuda/device/opaque.cuh"
 #include "kernels/cuda/steps/quantize_rows.cuh"
 #include "kernels/cuda/tasks/norm_limits.hpp"
 
@@ -245,8 +246,10 @@ __global__ void __launch_bounds__(kMaxThreads) norm_codes_kernel(const __grid_co
   const std::int64_t m = blockIdx.x;
   Raw<kType> raw[kVectors];
   row.normalize(m, parts, [&](int v, const float(&y)[kChannels]) { raw[v] = raw_of<kType>(y, row.channel(v), p.norm.k); });
-  quantize_row<kType, kVectors, kOutput, false>(raw, p.codes, Team(), m, true, row.channel(0), row.channel(1) - row.channel(0),
-                                                ranges, sums);
+  // Two vectors leave no registers for their places, which are computed once more.
+  const auto again = [](int place) { return kVectors == 1 ? place : opaque(place); };
+  quantize_row<kType, kVectors, kOutput, false>(raw, p.codes, Team(), again(static_cast<int>(blockIdx.x)), true,
+                                                again(row.channel(0)), again(row.channel(1) - row.channel(0)), ranges, sums);
 }
 
 /// By type of A, vectors of a thread and output.

@@ -25,6 +25,7 @@
 #include <limits>
 
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/opaque.cuh"
 #include "kernels/cuda/steps/quantize_blocks.hpp"
 #include "kernels/cuda/steps/quantize_rows.cuh"
 
@@ -51,7 +52,9 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
   wait_for_predecessor();
   Raw<kType> raw[V];
   load(raw, p.source, row, [=](int v) { return first + v * step; });
-  quantize_row<kType, V, kOutput, kWhole>(raw, p, team, row, exists, first, step, ranges, sums);
+  // Long rows leave no registers for the places of their vectors, which are computed once more.
+  const auto again = [](int place) { return kWhole && V == kLongVectors<kType> ? opaque(place) : place; };
+  quantize_row<kType, V, kOutput, kWhole>(raw, p, team, row, exists, again(first), again(step), ranges, sums);
 }
 
 // ---- the general kernel

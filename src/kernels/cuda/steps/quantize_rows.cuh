@@ -378,8 +378,8 @@ constexpr int kManyVectors = kType == DType::f32 ? 2 : 4;
 /// For CTAs of whole rows: three of them leave 40 registers a thread, and so 96 KiB of an SM in flight. Longer rows use twice the vectors
 /// of a thread: two CTAs of up to 64 KiB share an SM then, and one reads while the other reduces its range.
 constexpr int kWholeThreads = 512;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
-constexpr int kWholeCtas = 2;  // an SM has 1024 threads
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 750 || __CUDA_ARCH__ >= 1200)
+constexpr int kWholeCtas = 2;  // 7.5: an SM has 1024 threads; 12.0: a division would spill some of 40 registers
 #else
 constexpr int kWholeCtas = 3;
 #endif

@@ -85,8 +85,7 @@ Result<ConvTask> images_of(const StepArgs& args) {
                   .d = {d.image, d.pixel, d.channel},
                   .scratch = args.scratch.data(),
                   .scratch_end = end_of(args.scratch),
-                  .epilogue = element,
-                  .next = next_weight(args.operands.next)};
+                  .epilogue = element};
 }
 
 QuantizedActs acts_per_tensor(const StepArgs& args) {

@@ -20,7 +20,6 @@ struct ConvTask {
   void* scratch = nullptr;
   void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
   epilogue::Element epilogue;   // d_stride is d.pixel
-  NextWeight next;
 
   DeviceWeight weight;  // packed as gpu_n64k128, or
   W8A8Weight scaled;    // as gpu_w8n64k128, for activations that are codes:

@@ -44,7 +44,6 @@ GemmParams params(const Task& task, int m, const GemmConfig& config) {
   p.records = static_cast<const std::uint8_t*>(weight.records);
   p.format = record_format(weight);
   p.epilogue = task.epilogue;
-  p.next = task.next;
   p.m = m;
   p.n = static_cast<int>(weight.geometry.n);
   p.k = static_cast<int>(weight.geometry.k);
@@ -90,6 +89,7 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
 cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   GemmParams p = params(task, task.m, config);
+  p.next = task.next;
   p.experts = task.experts;
   const bool experts = p.experts.tiles != nullptr;
   if (experts && config.split != 1) return cudaErrorInvalidValue;
@@ -225,6 +225,7 @@ cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaS
 cudaError_t linear_wna8_sm90(const Wna8Task& task, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   GemmParams p = params(task, task.m, config);
+  p.next = task.next;
   const bool offsets = task.zero == ZeroKind::offset;
   const auto kernel_of = offsets                          ? gemm_sm90_s8_offsets
                          : task.zero == ZeroKind::integer ? gemm_sm90_s8_zeros

@@ -30,7 +30,6 @@ W8A8Params params(const W8A8Weight& weight, const Task& task, int m) {
   p.acts = task.acts;
   p.by_scale_blocks = Divisor(std::max(1, weight.geometry.block_rows / gpu_w8::kRows));
   p.epilogue = task.epilogue;
-  p.next = task.next;
   p.m = m;
   p.schedule.row_blocks = weight.geometry.tiles();
   p.schedule.records = weight.geometry.records();
@@ -102,6 +101,7 @@ cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cud
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   if (!readable_rows(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;
   W8A8Params p = params(task.weight, task, task.m);
+  p.next = task.next;
   p.experts = task.experts;
   p.together = w8a8_together(config, task.together);
   if (!describe_token_tiles(p, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))

@@ -35,6 +35,11 @@ void spit(const std::filesystem::path& path, const std::string& contents);
 /// Names of everything in a directory, sorted.
 std::vector<std::string> listing(const std::filesystem::path& directory);
 
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// The formats of the shared checkpoints that are quantized.
+inline const std::vector<std::string> kFormats = {"awq", "gptq", "compressed-tensors"};
+
 /// A directory of its own for each test, and checkpoints that all tests share (made once per process).
 class Cli : public ::testing::Test {
  protected:

@@ -194,7 +194,7 @@ Result<std::shared_ptr<const Checkpoint::Impl>> Checkpoint::Impl::open(const fs:
   NIBBLE_ASSIGN_OR_RETURN(impl->shards, storage::open_shards(path));
   std::error_code ignored;
   NIBBLE_ASSIGN_OR_RETURN(impl->config, storage::read_model_config(fs::is_directory(path, ignored) ? path : path.parent_path()));
-  impl->config_digest = fnv1a(impl->config.quant.json.dump(-1, ' ', true, Json::error_handler_t::replace));
+  impl->config_digest = fnv1a(storage::dump_ascii(impl->config.quant.json));
   for (auto* found : {&impl->shards.notes, &impl->config.notes}) std::ranges::move(*found, std::back_inserter(impl->notes));
   impl->detect_modules();
   impl->compare_with_config();

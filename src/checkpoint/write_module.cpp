@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "checkpoint/config/format.hpp"
+#include "checkpoint/io/json.hpp"
 #include "core/error.hpp"
-#include "json/json_values.hpp"
 
 namespace nibble {
 namespace {
@@ -48,7 +48,7 @@ Result<std::string> write_config(std::string_view format_name, std::span<const W
   }
   written.not_quantized.assign(not_quantized.begin(), not_quantized.end());
   NIBBLE_ASSIGN_OR_RETURN(const Json config, format->write_config(written));
-  return config.dump();
+  return storage::dump(config);
 } catch (...) {
   return caught();
 }

@@ -354,7 +354,7 @@ Status write_tensors(const Transform& t, const fs::path& path, bool one_file, Tr
   }
   if (shards == 1) return {};
   const Json index{{"metadata", {{"total_size", report.bytes_out}}}, {"weight_map", std::move(files)}};
-  return write_text(path / storage::kIndexName, index.dump(2) + "\n");
+  return write_text(path / storage::kIndexName, storage::dump(index, 2) + "\n");
 }
 
 /// Loaders convert scales to the model's type.

@@ -160,8 +160,7 @@ Json written(const T& value) {
 // ---- JSON → values ----
 
 Status wrong(const Json& json, std::string_view wanted) {
-  return error(StatusCode::corrupt_data, "is {} where {} is expected",
-               json.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 200), wanted);
+  return error(StatusCode::corrupt_data, "is {} where {} is expected", storage::dump_ascii(json).substr(0, 200), wanted);
 }
 
 template <class T>

@@ -72,7 +72,7 @@ Result<Json> parse_header(std::string_view header) {
   if (!json.is_object() || !json.contains(kVersionKey)) return error(StatusCode::corrupt_data, "its header has no version");
   if (const Json& version = json[kVersionKey]; version != kVersion)
     return error(StatusCode::unsupported, "has version {} of the header, and this library reads {}: pack it again",
-                 storage::printable(version.dump()), kVersion);
+                 storage::printable(storage::dump(version)), kVersion);
   json.erase(kVersionKey);
   return json;
 }
@@ -132,7 +132,7 @@ Result<std::string> packed_header(const PackedWeight& weight) try {
     json[std::string(key)] = {{kDType, name(tensor.dtype)}, {kBytes, hex(tensor.bytes)}};
   std::string header(kMagic);
   header.resize(kPackedPrefix);
-  header += json.dump();
+  header += storage::dump(json);
   header.resize((header.size() + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment, ' ');
   const std::uint64_t size = header.size();
   for (std::size_t i = 0; i < 8; ++i) header[kMagic.size() + i] = static_cast<char>(size >> (8 * i) & 0xff);

@@ -59,7 +59,7 @@ Status PackedFileWriter::Impl::add(const std::string& name, const PackedWeight& 
   const auto parsed = parse_description(json);
   if (!parsed.ok() || parsed->spec != description.spec)
     return error(StatusCode::internal, "the description of {} does not come back from its JSON", printable(name));
-  if (Json(json.dump()).dump().size() > kDescriptionRoom)
+  if (storage::dump(Json(storage::dump(json))).size() > kDescriptionRoom)
     return error(StatusCode::internal, "the description of {} is longer than the {} bytes that are reserved", printable(name),
                  kDescriptionRoom);
 
@@ -84,7 +84,7 @@ Status PackedFileWriter::Impl::finish() {
                              {std::string(kFormatVersionKey), std::string(kFormatVersion)},
                              {std::string(kLibraryVersionKey), NIBBLE_VERSION}};
   if (checkpoint != nullptr) metadata.emplace_back(kCheckpointKey, checkpoint_place(checkpoint->path()).filename().string());
-  metadata.emplace_back(kModulesKey, modules.dump());
+  metadata.emplace_back(kModulesKey, storage::dump(modules));
   return writer.finish(metadata);
 }
 

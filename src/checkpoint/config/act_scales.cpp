@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "checkpoint/config/claims.hpp"
+#include "checkpoint/io/json.hpp"
 
 namespace nibble::codec {
 namespace {
@@ -22,7 +23,7 @@ std::string says_activations(const Json& json) {
     const bool none = value.is_null() || value.empty() || (value.is_string() && value.get_ref<const std::string&>() == "none") ||
                       (value.is_number() && value.get<double>() >= 16);
     if (!none && json.is_object() && std::ranges::find(kKeys, it.key()) != std::end(kKeys))
-      return fmt::format("{}={}", it.key(), value.dump().substr(0, 60));
+      return fmt::format("{}={}", it.key(), storage::dump(value).substr(0, 60));
     if (!value.is_structured()) continue;
     if (std::string found = says_activations(value); !found.empty()) return found;
   }

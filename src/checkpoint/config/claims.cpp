@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "checkpoint/io/json.hpp"
 #include "nibble/pattern.hpp"
 
 namespace nibble::codec {
@@ -111,7 +112,7 @@ std::string quark_outputs(std::string_view module, const QuantConfig& config) {
   const auto cache = quark_entry(module, config_child(config.json, "kv_cache_quant_config"));
   if (cache && *cache != nullptr) return {};
   const Json& output = config_child(quark_layer(module, config.json), "output_tensors");
-  return output.is_null() ? std::string() : fmt::format("output_tensors={}", output.dump().substr(0, 60));
+  return output.is_null() ? std::string() : fmt::format("output_tensors={}", storage::dump(output).substr(0, 60));
 }
 
 std::string quark_weights(std::string_view module, const QuantConfig& config) {

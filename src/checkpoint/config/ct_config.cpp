@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <set>
 
+#include "checkpoint/io/json.hpp"
+
 namespace nibble::codec {
 namespace {
 
@@ -35,7 +37,7 @@ std::string activations_text(std::string_view what, const Json& args) {
   std::string text(what);
   for (const char* key : {"num_bits", "type", "strategy", "group_size", "dynamic"})
     if (const Json& value = config_child(args, key); !value.is_null())
-      text += fmt::format(" {}={}", key, value.dump().substr(0, 60));
+      text += fmt::format(" {}={}", key, storage::dump(value).substr(0, 60));
   return text;
 }
 

@@ -133,7 +133,7 @@ Status check_integers(const Json& json, std::string_view source, const std::stri
   const bool in_range = value >= static_cast<double>(row->least) && value <= static_cast<double>(row->most);
   if (in_range) return {};
   return error(StatusCode::corrupt_data, "{}: {} is {}, not a number from {} to {}", source, key,
-               json.is_string() ? printable(json.get_ref<const std::string&>()) : json.dump(), row->least, row->most);
+               json.is_string() ? printable(json.get_ref<const std::string&>()) : dump(json), row->least, row->most);
 }
 
 /// Nothing when there is no such file.
@@ -184,7 +184,7 @@ void note_contradictions(ModelConfig& config, const Json& legacy, std::string_vi
     if (ours == nullptr || theirs == nullptr || *ours == *theirs) continue;
     const auto show = [](const Json& value) {
       if (value.is_structured()) return fmt::format("an {}", value.type_name());
-      return value.is_string() ? printable(value.get_ref<const std::string&>()) : value.dump();
+      return value.is_string() ? printable(value.get_ref<const std::string&>()) : dump(value);
     };
     config.notes.push_back(
         {Note::Severity::warning, fmt::format("{} says {}={}, {} says {}; {} counts", config.quant.source, *keys.begin(),
@@ -262,7 +262,7 @@ Result<std::string> edit_model_config(std::string_view text, const std::optional
     for (const char* key : kKeys)
       if (!quantization_config || holder != place || key != kKeys[0]) holder->erase(key);
   if (quantization_config) (place == nullptr ? root : *place)[kKeys[0]] = *quantization_config;
-  return show_non_finite(root.dump(2)) + "\n";
+  return show_non_finite(dump(root, 2)) + "\n";
 }
 
 }  // namespace nibble::storage

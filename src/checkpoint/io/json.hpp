@@ -1,11 +1,9 @@
-// JSON text from untrusted files.
+// JSON text: of untrusted files, and of values. Its parser and its serializer are compiled in json.cpp and nowhere else: in a file of a few
+// functions they would be most of what there is to compile.
 #pragma once
 
-#include <algorithm>
 #include <string>
 #include <string_view>
-#include <unordered_set>
-#include <vector>
 
 #include "core/error.hpp"
 #include "json/json_values.hpp"
@@ -13,55 +11,25 @@
 namespace nibble::storage {
 
 /// A name from a file as one short line for a message, whatever it contains.
-inline std::string printable(std::string_view text) {
-  return Json(text.substr(0, 200)).dump(-1, ' ', true, Json::error_handler_t::replace);
-}
+std::string printable(std::string_view text);
 
 /// nlohmann-json's message about a syntax error, which quotes the text, without its error code and position, short and in ASCII.
-inline std::string json_complaint(std::string_view what) {
-  if (const std::size_t at = what.find(": "); at != std::string_view::npos) what.remove_prefix(at + 2);
-  std::string text(what.substr(0, 160));
-  std::ranges::replace_if(
-      text, [](char c) { return c < ' ' || c > '~'; }, '?');
-  return text;
-}
+std::string json_complaint(std::string_view what);
 
 /// nlohmann-json stops at a zero byte, whatever follows.
-inline Status check_no_zero_bytes(std::string_view text, std::string_view source) {
-  const std::size_t zero = text.find('\0');
-  if (zero == std::string_view::npos) return {};
-  return error(StatusCode::corrupt_data, "{}: not valid JSON at byte {}: a zero byte", source, zero);
-}
+Status check_no_zero_bytes(std::string_view text, std::string_view source);
 
 /// Parses `text` into Json or OrderedJson. corrupt_data with the byte position when it is not JSON, is nested more
 /// than kMaxJsonDepth deep, or repeats a key where `unique_keys` forbids it (else the last one counts, as in Python).
 template <class Value>
-Result<Value> parse_json(std::string_view text, std::string_view source, bool unique_keys = false) {
-  bool too_deep = false;
-  std::string repeated;
-  std::vector<std::unordered_set<std::string>> open_objects;
-  const auto watch = [&](int depth, typename Value::parse_event_t event, Value& value) {
-    too_deep = too_deep || depth > kMaxJsonDepth;
-    if (too_deep || !unique_keys) return !too_deep;
-    if (event == Value::parse_event_t::object_start) open_objects.emplace_back();
-    if (event == Value::parse_event_t::object_end) open_objects.pop_back();
-    if (event == Value::parse_event_t::key)
-      if (auto key = value.template get<std::string>(); !open_objects.back().insert(key).second && repeated.empty())
-        repeated = key;
-    return true;
-  };
-  NIBBLE_RETURN_IF_ERROR(check_no_zero_bytes(text, source));
-  try {
-    Value json = Value::parse(text, watch);
-    if (too_deep) return error(StatusCode::corrupt_data, "{}: nested more than {} deep", source, kMaxJsonDepth);
-    if (!repeated.empty()) return error(StatusCode::corrupt_data, "{}: the key {} appears twice", source, printable(repeated));
-    return json;
-  } catch (const typename Value::parse_error& e) {
-    return error(StatusCode::corrupt_data, "{}: not valid JSON at byte {}: {}", source, e.byte == 0 ? 0 : e.byte - 1,
-                 json_complaint(e.what()));
-  } catch (const typename Value::exception& e) {  // a number out of range
-    return error(StatusCode::corrupt_data, "{}: not valid JSON: {}", source, json_complaint(e.what()));
-  }
-}
+Result<Value> parse_json(std::string_view text, std::string_view source, bool unique_keys = false);
+extern template Result<Json> parse_json(std::string_view, std::string_view, bool);
+extern template Result<OrderedJson> parse_json(std::string_view, std::string_view, bool);
+
+/// The text of a value: on one line, or indented by so many spaces. Throws nlohmann-json's type_error where a string is not UTF-8.
+std::string dump(const Json& json, int indent = -1);
+std::string dump(const OrderedJson& json, int indent = -1);
+/// The same on one line of ASCII, where bytes that are not UTF-8 are replaced.
+std::string dump_ascii(const Json& json);
 
 }  // namespace nibble::storage

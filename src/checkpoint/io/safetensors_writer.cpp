@@ -13,7 +13,7 @@ namespace {
 
 Result<std::string> json_string(std::string_view text) {
   try {
-    return Json(text).dump();
+    return dump(Json(text));
   } catch (const Json::exception&) {
     return error(StatusCode::invalid_argument, "{} is not valid UTF-8", printable(text));
   }

@@ -3,8 +3,8 @@
 //   A, norm_add ──normalize──▶ norm_sum (the caller's)
 //                              y [M,K] of A's type, rows at multiples of 16 bytes
 //
-// Where a prepare kernel of the variant "norm" normalizes and quantizes, there is no such step and y is not stored; the codes have the bits
-// of the two steps.
+// Where a prepare kernel of the variant "norm" normalizes, too, there is no such step, and what it writes has the bits of the two. On the GPU
+// y is not stored then; on the CPU a core prepares a few rows of it while they are in its cache.
 #pragma once
 
 #include "kernels/kernel.hpp"

@@ -16,10 +16,13 @@
 namespace nibble {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::random_weight;
+using ::testing::StartsWith;
 
 const WeightScheme kAwq{DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16};
 
@@ -915,11 +918,15 @@ TEST(Glu, RefusesWhatHasNoHalves) {
 TEST(Norm, IsTheFirstStepOfAPlan) {
   const QuantTensor q = random_weight(kAwq, 8, 64, 1);
   const LinearSpec spec{.m_max = 4, .act_scheme = {DType::s8, GroupShape::channel()}, .norm = {.kind = Norm::rms}};
-  const auto weight = pack(q, spec);
-  const auto plan = Plan::linear(*weight, spec);
-  ASSERT_TRUE(plan.ok()) << plan.status().message();
-  for (const Explanation::Bucket& bucket : plan->explain().buckets)
-    EXPECT_EQ(bucket.steps.front(), "prepare_normalized_any_none__cpu_baseline");
+  const auto first = [&](const PackOptions& packing, const PlanOptions& options) {
+    const auto weight = pack(q, spec, packing);
+    const auto plan = Plan::linear(*weight, spec, options);
+    return plan.ok() ? std::string(plan->explain().buckets.back().steps.front()) : plan.status().message();
+  };
+  // The step that prepares activations normalizes them, too. The reference reads them as they are.
+  EXPECT_THAT(first({}, {}), AllOf(StartsWith("prepare_s8"), EndsWith("_norm")));
+  EXPECT_THAT(first({.layout = "plain"}, {.kernel = "linear_any_any_any__ref_baseline"}),
+              StartsWith("prepare_normalized_any_none__cpu_"));
 }
 
 /// Unless a token does not fit into a CTA's registers, or its channels are in another order.

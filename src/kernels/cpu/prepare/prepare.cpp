@@ -9,6 +9,8 @@
 #include "core/target.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/intrinsics.hpp"
+#include "kernels/cpu/prepare/norm.hpp"
+#include "kernels/norm.hpp"
 
 namespace nibble::cpu {
 namespace {
@@ -121,6 +123,40 @@ Status run(const Kernel& self, const StepArgs& args) {
   return {};
 }
 
+/// The workspace of a step that normalizes, too: prepared activations | y, a few rows of which are prepared while a core has them in its
+/// cache.
+std::size_t place_of_y(ActForm form, std::int64_t m, const ActScheme& act, const WeightScheme& weight, std::int64_t k) {
+  return (static_cast<std::size_t>(prepared_bytes(form, m, act, weight, k)) + 63) / 64 * 64;
+}
+
+/// A task is up to kTogether tokens of a tile, fewer where threads would have none.
+template <const PrepareIsa& kIsa>
+Status run_norm(const Kernel& self, const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  const std::int64_t m = args.a.dim(0);
+  StepArgs normalizing = args;
+  normalizing.prepared = args.prepared + place_of_y(self.form, m, args.act_scheme, w.scheme, w.k);
+  const NormTask norm = norm_task(normalizing);
+  const NormalizeRow normalize = normalize_row(self.isa);
+  StepArgs after = normalized(normalizing);
+  after.prepared = args.prepared;
+  const PrepareTask task = prepare_task(self.form, after, args.prepare_tile);
+  const auto prepare_tile = kIsa.of(self.form);
+  const std::int64_t threads = args.executor->threads();
+  const std::int64_t each = std::clamp<std::int64_t>((m + threads - 1) / threads, 1, kTogether);
+  const std::int64_t tiles = (m + task.tile - 1) / task.tile, parts = (std::min(task.tile, m) + each - 1) / each;
+  args.executor->parallel_for(tiles * parts, [&](std::int64_t i) {
+    const std::int64_t first = i / parts * task.tile;
+    PrepareTask part = task;
+    part.begin = i % parts * each;
+    part.count = each;
+    const std::int64_t end = first + part.end(std::min(task.tile, m - first));
+    for (std::int64_t token = first + part.begin; token < end; ++token) normalize(norm, token);
+    prepare_tile(part, first);
+  });
+  return {};
+}
+
 Status accepts(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   return accepts_form(self, p);
@@ -135,6 +171,16 @@ double cost_us(const Kernel&, const Problem& p) {
 
 std::size_t workspace(const Kernel& self, const Problem& p) {
   return static_cast<std::size_t>(prepared_bytes(self.form, p.m, p.act_scheme, p.scheme, p.k));
+}
+
+std::size_t norm_workspace(const Kernel& self, const Problem& p) {
+  return place_of_y(self.form, p.m, p.act_scheme, p.scheme, p.k) + normalized_bytes(self, p);
+}
+
+/// Of the two steps. That y comes from a cache, and that threads meet once less, is what choice prefers the one step for.
+template <const double& kNanoseconds>
+double norm_cost_us(const Kernel& self, const Problem& p) {
+  return normalize_cost_us(self.isa, p) + cost_us<kNanoseconds>(self, p);
 }
 
 template <const PrepareIsa& kIsa, const double& kNanoseconds>
@@ -155,6 +201,16 @@ constexpr Kernel row(Isa isa, ActForm form, std::string_view summary) {
           .run = run<kIsa>};
 }
 
+template <const PrepareIsa& kIsa, const double& kNanoseconds>
+constexpr Kernel norm_row(Isa isa, ActForm form, std::string_view summary) {
+  Kernel kernel = row<kIsa, kNanoseconds>(isa, form, summary);
+  kernel.variant = "norm";
+  kernel.cost_us = norm_cost_us<kNanoseconds>;
+  kernel.workspace = norm_workspace;
+  kernel.run = run_norm<kIsa>;
+  return kernel;
+}
+
 constexpr std::string_view kFloats =
     "activations, or the values of their FP8 codes, as f32 in token tiles, permuted and prescaled for the weight";
 constexpr std::string_view kFixed = "activations as 24-bit fixed point, three int8 digits each, with a scale per segment of K";
@@ -164,6 +220,14 @@ constexpr std::string_view kInt8Rows = "quantizes activations to int8, in rows o
 constexpr std::string_view kHalves = "bf16 activations in pairs of channels, permuted for the weight";
 
 constexpr std::string_view kHalfRows = "bf16 activations in rows of 32 channels for AMX tiles, permuted for the weight";
+
+constexpr std::string_view kNormFloats = "RMSNorm or LayerNorm of the activations, as f32 in token tiles";
+constexpr std::string_view kNormFixed = "RMSNorm or LayerNorm of the activations, as 24-bit fixed point";
+constexpr std::string_view kNormInt8 = "RMSNorm or LayerNorm of the activations, which are quantized to int8";
+constexpr std::string_view kNormInt8Rows =
+    "RMSNorm or LayerNorm of the activations, which are quantized to int8, in rows for AMX tiles";
+constexpr std::string_view kNormHalves = "RMSNorm or LayerNorm of the activations, in pairs of bf16 channels";
+constexpr std::string_view kNormHalfRows = "RMSNorm or LayerNorm of the activations, in rows of bf16 for AMX tiles";
 
 constexpr double kBaselineFloats = 0.8, kBaselineFixed = 4.0, kBaselineInt8 = 2.0, kBaselineHalves = 1.0;
 #if defined(__x86_64__)
@@ -180,11 +244,25 @@ constexpr std::array kKernels {
       row<kAvx512, kAvx512Halves>(Isa::avx512, ActForm::bf16k32, kHalfRows),
       row<kAvx2, kAvx2Floats>(Isa::avx2, ActForm::f32, kFloats), row<kAvx2, kAvx2Fixed>(Isa::avx2, ActForm::s8x3, kFixed),
       row<kAvx2, kAvx2Int8>(Isa::avx2, ActForm::s8, kInt8), row<kAvx2, kAvx2Halves>(Isa::avx2, ActForm::bf16, kHalves),
+      norm_row<kAvx512, kAvx512Floats>(Isa::avx512, ActForm::f32, kNormFloats),
+      norm_row<kAvx512, kAvx512Fixed>(Isa::avx512, ActForm::s8x3, kNormFixed),
+      norm_row<kAvx512, kAvx512Int8>(Isa::avx512, ActForm::s8, kNormInt8),
+      norm_row<kAvx512, kAvx512Rows>(Isa::avx512, ActForm::s8k64, kNormInt8Rows),
+      norm_row<kAvx512, kAvx512Halves>(Isa::avx512, ActForm::bf16, kNormHalves),
+      norm_row<kAvx512, kAvx512Halves>(Isa::avx512, ActForm::bf16k32, kNormHalfRows),
+      norm_row<kAvx2, kAvx2Floats>(Isa::avx2, ActForm::f32, kNormFloats),
+      norm_row<kAvx2, kAvx2Fixed>(Isa::avx2, ActForm::s8x3, kNormFixed),
+      norm_row<kAvx2, kAvx2Int8>(Isa::avx2, ActForm::s8, kNormInt8),
+      norm_row<kAvx2, kAvx2Halves>(Isa::avx2, ActForm::bf16, kNormHalves),
 #endif
       row<kBaseline, kBaselineFloats>(Isa::baseline, ActForm::f32, kFloats),
       row<kBaseline, kBaselineFixed>(Isa::baseline, ActForm::s8x3, kFixed),
       row<kBaseline, kBaselineInt8>(Isa::baseline, ActForm::s8, kInt8),
       row<kBaseline, kBaselineHalves>(Isa::baseline, ActForm::bf16, kHalves),
+      norm_row<kBaseline, kBaselineFloats>(Isa::baseline, ActForm::f32, kNormFloats),
+      norm_row<kBaseline, kBaselineFixed>(Isa::baseline, ActForm::s8x3, kNormFixed),
+      norm_row<kBaseline, kBaselineInt8>(Isa::baseline, ActForm::s8, kNormInt8),
+      norm_row<kBaseline, kBaselineHalves>(Isa::baseline, ActForm::bf16, kNormHalves),
 };
 
 }  // namespace

@@ -22,6 +22,7 @@
 // int8 are as even as possible: with T = 12, 13 tokens are tiles of 7 and 6; with T = 32, in steps of 16, 72 are 32, 32 and 8.
 #pragma once
 
+#include <limits>
 #include <optional>
 
 #include "kernels/cpu/prepare/segments.hpp"
@@ -114,17 +115,20 @@ struct PrepareTask {
   std::int64_t tile;  // T
   bool rows;          // for AMX
   std::byte* out;
-  const Patches* patches = nullptr;  // null: tokens are the rows of A
+  const Patches* patches = nullptr;                                          // null: tokens are the rows of A
+  std::int64_t begin = 0, count = std::numeric_limits<std::int64_t>::max();  // of each tile these tokens, as far as it has them
 
   /// The channels of a token, one after the other, until the next call with this slot.
   const std::byte* row(std::int64_t token, std::int64_t slot) const {
     return patches == nullptr ? a + token * stride : patches->gather(token, slot);
   }
+  /// The end of those tokens in a tile of so many.
+  std::int64_t end(std::int64_t height) const { return count < height - begin ? begin + count : height; }
   /// How many tokens can be prepared side by side.
   std::int64_t together() const { return patches != nullptr && patches->scales != nullptr ? 1 : kTogether; }
 };
 
-/// The function of one instruction set: prepares the tile of tokens that begins at token m.
+/// The functions of one instruction set: each prepares the tile of tokens that begins at token m.
 struct PrepareIsa {
   void (*floats)(const PrepareTask& task, std::int64_t m);
   void (*fixed)(const PrepareTask& task, std::int64_t m);

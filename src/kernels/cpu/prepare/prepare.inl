@@ -338,8 +338,8 @@ inline void fixed_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
   }
 }
 void fixed(const PrepareTask& t, std::int64_t m) {
-  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together();
-  for (std::int64_t r = 0; r < height; r += tokens) fixed_of(t, m, height, r, least(tokens, height - r));
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together(), end = t.end(height);
+  for (std::int64_t r = t.begin; r < end; r += tokens) fixed_of(t, m, height, r, least(tokens, end - r));
 }
 
 /// Moves `count` codes by `lead` places; before them, and behind them up to a whole octet, is `fill`.
@@ -438,8 +438,8 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
   }
 }
 void codes(const PrepareTask& t, std::int64_t m) {
-  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together();
-  for (std::int64_t r = 0; r < height; r += tokens) codes_of(t, m, height, r, least(tokens, height - r));
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together(), end = t.end(height);
+  for (std::int64_t r = t.begin; r < end; r += tokens) codes_of(t, m, height, r, least(tokens, end - r));
 }
 
 /// Floats as they are, or rounded to what their FP8 codes stand for; of tokens [first, first + tokens) of the tile of `height` at m.
@@ -477,8 +477,8 @@ inline void floats_of(const PrepareTask& t, std::int64_t m, std::int64_t height,
   }
 }
 void floats(const PrepareTask& t, std::int64_t m) {
-  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together();
-  for (std::int64_t r = 0; r < height; r += tokens) floats_of(t, m, height, r, least(tokens, height - r));
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together(), end = t.end(height);
+  for (std::int64_t r = t.begin; r < end; r += tokens) floats_of(t, m, height, r, least(tokens, end - r));
 }
 
 /// bf16 as it is: no arithmetic, only order; of tokens [first, first + tokens) of the tile of `height` at m.
@@ -525,8 +525,8 @@ inline void halves_of(const PrepareTask& t, std::int64_t m, std::int64_t height,
   }
 }
 void halves(const PrepareTask& t, std::int64_t m) {
-  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together();
-  for (std::int64_t r = 0; r < height; r += tokens) halves_of(t, m, height, r, least(tokens, height - r));
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together(), end = t.end(height);
+  for (std::int64_t r = t.begin; r < end; r += tokens) halves_of(t, m, height, r, least(tokens, end - r));
 }
 
 #endif

@@ -9,13 +9,17 @@ from typing import Any, Iterable
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 import nibble
+from nibble import experts as ex
+from nibble._torch_experts import QuantExperts, _experts
 from nibble.errors import InvalidArgument, NotFound, Unsupported
 from nibble.torch import QuantLinear
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "shard_inputs", "shard_outputs"]
+__all__ = ["ColumnParallelLinear", "ParallelExperts", "RowParallelLinear", "shard_experts", "shard_inputs", "shard_outputs"]
+
+# --- layers whose channels are divided ------------------------------------------------------------------------------------------
 
 
 def _replace(q: nibble.QuantTensor, **fields: Any) -> nibble.QuantTensor:
@@ -174,6 +178,131 @@ class RowParallelLinear(QuantLinear):
         dist.all_reduce(y, group=self.group)
         return y
 
+
+# --- layers whose experts are divided -------------------------------------------------------------------------------------------
+#
+#   this rank's tokens ──rows by rank──▶ experts of rank 0 … ──a result of each pair (token, choice)──▶ the weighted sum, here
+#
+# A token goes once to each rank that has experts of its. What comes back are results in f32, not sums: added here in the order of a
+# token's choices, they make the bits of a layer that has all experts.
+
+
+class ParallelExperts(QuantExperts):
+    """A rank's share of the experts of a layer: what QuantExperts computes, of this rank's tokens, which go where their experts are.
+
+    gate_up, down: all experts, of which rank r of R keeps r·E/R ... (r+1)·E/R - 1; with is_share these alone (see share()).
+    replicated: every rank has the same tokens, computes its part of them, and gets all results. Otherwise every rank has its own, any
+    number of them and also none, but calls as often as the others do. The numbers of rows that go are read by the host.
+    A result has the bits of one process that has all tokens, where the same kernels run: on a CPU they do, on a GPU the number of rows of
+    all experts together decides.
+    """
+
+    def __init__(
+        self, gate_up: ex.PackedExperts, down: ex.PackedExperts, activation: str = "silu", *, is_share: bool = False,
+        replicated: bool = False, group: Any = None,
+    ) -> None:  # fmt: skip
+        if not is_share:
+            own = self.share(len(gate_up), group)
+            gate_up, down = (ex.PackedExperts([each[e] for e in own]) for each in (gate_up, down))
+        super().__init__(gate_up, down, activation)
+        self.num_experts *= dist.get_world_size(group)
+        self.replicated, self.group = replicated, group
+
+    @staticmethod
+    def share(experts: int, group: Any = None) -> range:
+        """Which of so many experts this rank has. Raises InvalidArgument where they do not divide among the ranks."""
+        return range(*_part(experts, "E", group))
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        x, ids, weights = (t.flatten(0, -2) for t in (hidden_states, top_k_index, top_k_weights))
+        if self.replicated:
+            ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+            most = -(-x.shape[0] // ranks)
+            mine = slice(rank * most, (rank + 1) * most)
+            part = self._own_tokens(x[mine], ids[mine], weights[mine])
+            y = _gathered(part, most, self.group)[: x.shape[0]]
+        else:
+            y = self._own_tokens(x, ids, weights)
+        return y.view(*hidden_states.shape[:-1], self.out_size)
+
+    def _own_tokens(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        ranks = dist.get_world_size(self.group)
+        each = self.num_experts // ranks
+        # [R,T,top_k]: whether rank r has the expert. Ids that are outside of their range are of no rank.
+        wanted = ids.div(each, rounding_mode="floor") == torch.arange(ranks, device=ids.device).view(-1, 1, 1)
+        there, token = wanted.any(-1).nonzero(as_tuple=True)  # rows that go, by rank
+        local = (ids[token] - each * there.unsqueeze(-1)).masked_fill(~wanted[there, token], -1)
+
+        sizes = torch.stack([wanted.any(-1).sum(1), wanted.sum((1, 2))], 1)  # rows and pairs for each rank
+        of_others = torch.empty_like(sizes)
+        dist.all_to_all_single(of_others, sizes, group=self.group)
+        (rows, pairs), (rows_here, pairs_here) = torch.stack([sizes, of_others]).transpose(1, 2).tolist()
+
+        given = _exchanged([x[token], local.to(torch.int32)], rows, rows_here, self.group)
+        row, choice = (given[1] >= 0).nonzero(as_tuple=True)
+        (results,) = _exchanged([self._results(given[0][row], given[1][row, choice])], pairs_here, pairs, self.group)
+
+        _, token, choice = wanted.nonzero(as_tuple=True)  # in the order of the results
+        of_choices = results.new_zeros((ids.shape[1], x.shape[0], self.out_size))
+        of_choices[choice, token] = results
+        factors = weights.float().masked_fill(~wanted.any(0), 0)
+        y = results.new_zeros((x.shape[0], self.out_size))
+        for j, result in enumerate(of_choices):
+            y += factors[:, j : j + 1] * result
+        return y.to(x.dtype)
+
+    def _results(self, x: Tensor, ids: Tensor) -> Tensor:
+        """f32 [rows, N]: of each row what its expert, one of this rank's, makes of it."""
+        if x.shape[0] == 0:
+            return x.new_empty((0, self.out_size), dtype=torch.float32)
+        ones = torch.ones(x.shape[0], 1, device=x.device)
+        return ex.moe(
+            x, ids.unsqueeze(-1), ones, _experts(self.gate_up), _experts(self.down), activation=self.activation, out_dtype=torch.float32
+        )
+
+
+def _exchanged(parts: list[Tensor], sizes: list[int], sizes_here: list[int], group: Any) -> list[Tensor]:
+    """Rows for the ranks, sizes[r] of them for rank r, against theirs for this one: of several matrices, side by side in one message."""
+    bytes_ = [part.contiguous().view(torch.uint8) for part in parts]
+    sent = torch.cat(bytes_, 1)
+    received = sent.new_empty((sum(sizes_here), sent.shape[1]))
+    dist.all_to_all_single(received, sent, sizes_here, sizes, group=group)
+    columns = received.split([each.shape[1] for each in bytes_], 1)
+    return [each.clone(memory_format=torch.contiguous_format).view(part.dtype) for each, part in zip(columns, parts)]
+
+
+def _gathered(part: Tensor, rows: int, group: Any) -> Tensor:
+    """The parts of all ranks, of `rows` rows each; a part that has fewer is filled up."""
+    filled = part.new_zeros((rows, part.shape[1]))
+    filled[: part.shape[0]] = part
+    parts = [torch.empty_like(filled) for _ in range(dist.get_world_size(group))]
+    dist.all_gather([each.view(torch.uint8) for each in parts], filled.view(torch.uint8), group=group)
+    return torch.cat(parts)
+
+
+def shard_experts(model: nn.Module, *, replicated: bool = False, group: Any = None) -> list[str]:
+    """Replaces every QuantExperts by this rank's share of it, ParallelExperts, in place; returns names. replicated: as it has it.
+
+    Raises InvalidArgument where experts do not divide among the ranks; the layers before are replaced then.
+    """
+    names, shares = [], {}
+    for above, parent in list(model.named_modules()):
+        for child, module in list(parent.named_children()):
+            if type(module) is not QuantExperts:
+                continue
+            name = f"{above}.{child}" if above else child
+            if module not in shares:
+                try:
+                    shares[module] = ParallelExperts(
+                        _experts(module.gate_up), _experts(module.down), module.activation, replicated=replicated, group=group
+                    )
+                except InvalidArgument as problem:
+                    raise InvalidArgument(f"{name}: {problem}") from None
+                names.append(name)
+            setattr(parent, child, shares[module])
+    return names
+
+
 # Where pickles find them: this module cannot be the first that is imported.
-for _public in (ColumnParallelLinear, RowParallelLinear, shard_outputs, shard_inputs):
+for _public in (ColumnParallelLinear, RowParallelLinear, ParallelExperts, shard_outputs, shard_inputs, shard_experts):
     _public.__module__ = "nibble.torch"

@@ -37,8 +37,9 @@ from nibble import _arrays, _core
 from nibble.errors import InvalidArgument, NotFound, Unsupported
 
 __all__ = [
-    "ColumnParallelLinear", "Converted", "Fused", "FusedLinear", "QuantConv2d", "QuantExperts", "QuantLinear", "RowParallelLinear", "TorchWeight",
-    "convert", "from_tensor", "fuse", "quantize_activations", "read_module", "shard_inputs", "shard_outputs", "to_tensor", "unfuse",
+    "ColumnParallelLinear", "Converted", "Fused", "FusedLinear", "ParallelExperts", "QuantConv2d", "QuantExperts", "QuantLinear",
+    "RowParallelLinear", "TorchWeight", "convert", "from_tensor", "fuse", "quantize_activations", "read_module", "shard_experts", "shard_inputs",
+    "shard_outputs", "to_tensor", "unfuse",
 ]  # fmt: skip
 
 
@@ -1056,9 +1057,11 @@ def _type_around(module: nn.Module, model: nn.Module) -> torch.dtype | None:
 
 
 # Last: they use what is above.
-from nibble import _torch_experts
+from nibble import _torch_experts, _torch_parallel
 from nibble._torch_experts import QuantExperts
 from nibble._torch_fuse import Fused, _Block, _check_hooks, _Columns, _empty_block, fuse, unfuse
-from nibble._torch_parallel import ColumnParallelLinear, RowParallelLinear, _replace, shard_inputs, shard_outputs
+from nibble._torch_parallel import (
+    ColumnParallelLinear, ParallelExperts, RowParallelLinear, _replace, shard_experts, shard_inputs, shard_outputs,
+)  # fmt: skip
 
 _fuse = fuse  # where an argument has its name

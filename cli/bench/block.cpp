@@ -121,12 +121,6 @@ Views views_of(const Products& products, std::size_t i, const Activations& activ
 
 // ---- comparison
 
-double value_at(const ConstTensorView& v, std::int64_t row, std::int64_t column) {
-  const std::int64_t i = row * v.stride(0) + column;
-  if (v.dtype == DType::f32) return static_cast<const float*>(v.data)[i];
-  return v.dtype == DType::f16 ? to_f32(static_cast<const f16*>(v.data)[i]) : to_f32(static_cast<const bf16*>(v.data)[i]);
-}
-
 // The activations that a product multiplies, [rows,K]: normalized, rounded to the type of A, quantized.
 Result<std::vector<double>> multiplied(const Product& product, const ConstTensorView& a, const Operands& operands,
                                        const ActScheme& scheme, std::int64_t rows) {

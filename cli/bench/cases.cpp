@@ -91,6 +91,13 @@ float unit_scale(DType codes, std::int64_t k) {
   return static_cast<float>(1 / std::sqrt((squares / count - mean * mean) * static_cast<double>(k)));
 }
 
+// Makes weights [N,K] of a scheme whose products are about as large as their activations.
+std::function<Result<QuantTensor>(std::int64_t, std::int64_t, std::uint64_t)> unit_weights(const Scheme& scheme) {
+  return [scheme](std::int64_t n, std::int64_t k, std::uint64_t seed) {
+    return random_weight(n, k, scheme, seed, unit_scale(scheme.weight.codes, k));
+  };
+}
+
 Result<Scheme> parse_scheme(const std::string& text) {
   auto scheme = Scheme::parse(text);
   if (!scheme.ok()) {
@@ -204,10 +211,29 @@ Result<std::vector<BlockCase>> cases_from_block(const BlockShape& shape, std::sp
   for (const std::string& text : schemes) {
     const auto scheme = parse_scheme(text);
     if (!scheme.ok()) return scheme.status();
-    const auto weight = [scheme = *scheme](std::int64_t n, std::int64_t k, std::uint64_t seed) {
-      return random_weight(n, k, scheme, seed, unit_scale(scheme.weight.codes, k));
-    };
-    cases.push_back({.shape = shape, .scheme = *scheme, .weight = weight, .m = {m_list.begin(), m_list.end()}});
+    cases.push_back({.shape = shape, .scheme = *scheme, .weight = unit_weights(*scheme), .m = {m_list.begin(), m_list.end()}});
+  }
+  return cases;
+}
+
+Result<std::vector<MoeCase>> cases_from_moe(const MoeShape& shape, std::span<const Routing> routings,
+                                            std::span<const std::string> schemes, std::span<const std::int64_t> m_list) {
+  if (shape.top_k > shape.experts)
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("--moe: a token has {} of {} experts; give a TOP_K up to EXPERTS", shape.top_k, shape.experts));
+  if (shape.top_k == shape.experts && std::ranges::find(routings, Routing::empty) != routings.end())
+    return Status(
+        StatusCode::invalid_argument,
+        fmt::format("--routing empty: a token has all {} experts, so none is without one; give a smaller TOP_K", shape.experts));
+  std::vector<MoeCase> cases;
+  for (const std::string& text : schemes) {
+    const auto scheme = parse_scheme(text);
+    if (!scheme.ok()) return scheme.status();
+    cases.push_back({.shape = shape,
+                     .scheme = *scheme,
+                     .weight = unit_weights(*scheme),
+                     .m = {m_list.begin(), m_list.end()},
+                     .routings = {routings.begin(), routings.end()}});
   }
   return cases;
 }

@@ -21,6 +21,15 @@ struct Row {
   }
 };
 
+// The sizes and the routing of a layer of experts; "" of other layers.
+std::string moe_key(const Json& result) {
+  const auto moe = result.find("moe");
+  if (moe == result.end()) return "";
+  std::string key = " experts";
+  for (const char* field : {"experts", "top_k", "intermediate", "routing"}) key += " " + moe->at(field).dump();
+  return key;
+}
+
 Result<std::vector<Row>> read_results(const std::filesystem::path& path) {
   std::string text;
   if (Status read = read_file(path, text); !read.ok()) return read;
@@ -36,7 +45,8 @@ Result<std::vector<Row>> read_results(const std::filesystem::path& path) {
       const std::string d_dtype = r.value("d_dtype", a_dtype == "e4m3" ? "bf16" : a_dtype);  // older files do not say
       rows.push_back({r.at("name"), r.at("scheme"), a_dtype, d_dtype, r.at("backend"), r.value("calls", "back-to-back"),
                       r.value("operation", "linear") + (r.value("transposed", false) ? " transposed" : "") +
-                          (r.value("glu", false) ? " glu" : "") + r.value("norm", "") + (r.contains("block") ? " block" : ""),
+                          (r.value("glu", false) ? " glu" : "") + r.value("norm", "") + (r.contains("block") ? " block" : "") +
+                          moe_key(r),
                       r.at("kernel"), r.at("m"), r.at("n"), r.at("k"), r.at("median_us")});
       if (!(rows.back().median_us > 0))
         return corrupt(fmt::format("median_us of {} is {}", rows.back().name, r.at("median_us").dump()));

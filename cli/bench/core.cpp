@@ -272,7 +272,8 @@ Result<std::vector<BenchResult>> bench_work(const Prepared& prepared, const Benc
   return results;
 }
 
-constexpr std::string_view kCalls[] = {"back-to-back", "isolated", "chain"};  // in the order of Calls
+constexpr std::string_view kCalls[] = {"back-to-back", "isolated", "chain"};   // in the order of Calls
+constexpr std::string_view kRoutings[] = {"uniform", "zipf", "hot", "empty"};  // of Routing
 
 }  // namespace
 
@@ -281,6 +282,14 @@ std::string_view name(Calls calls) { return kCalls[static_cast<std::size_t>(call
 Calls parse_calls(std::string_view text) { return static_cast<Calls>(std::ranges::find(kCalls, text) - std::begin(kCalls)); }
 
 std::vector<std::string> calls_names() { return {std::begin(kCalls), std::end(kCalls)}; }
+
+std::string_view name(Routing routing) { return kRoutings[static_cast<std::size_t>(routing)]; }
+
+Routing parse_routing(std::string_view text) {
+  return static_cast<Routing>(std::ranges::find(kRoutings, text) - std::begin(kRoutings));
+}
+
+std::vector<std::string> routing_names() { return {std::begin(kRoutings), std::end(kRoutings)}; }
 
 std::string_view name(Operation operation) {
   switch (operation) {
@@ -441,6 +450,12 @@ Tensor activations(DType dtype, std::int64_t m, std::int64_t k) {
     std::copy_n(a.bytes.data(), static_cast<std::size_t>(std::min(kBlock, count - done)) * width,
                 a.bytes.data() + static_cast<std::size_t>(done) * width);
   return a;
+}
+
+double value_at(const ConstTensorView& v, std::int64_t row, std::int64_t column) {
+  const std::int64_t i = row * v.stride(0) + column;
+  if (v.dtype == DType::f32) return static_cast<const float*>(v.data)[i];
+  return v.dtype == DType::f16 ? to_f32(static_cast<const f16*>(v.data)[i]) : to_f32(static_cast<const bf16*>(v.data)[i]);
 }
 
 namespace {

@@ -148,12 +148,33 @@ struct BlockShape {
   std::int64_t kv() const { return kv_heads * head_dim; }
 };
 
+/// Sizes of a layer of experts (moe.hpp).
+struct MoeShape {
+  std::int64_t experts = 1, top_k = 1, hidden = 1, intermediate = 1;
+};
+
+/// How tokens fall on experts: all equally likely; the i-th most popular with a probability as 1/i; one that half of the tokens have, about;
+/// one that no token has, and the others equally likely.
+enum class Routing : std::uint8_t { uniform, zipf, hot, empty };
+std::string_view name(Routing routing);
+/// The value of that name, one of routing_names().
+Routing parse_routing(std::string_view text);
+std::vector<std::string> routing_names();
+
+/// A measured layer of experts.
+struct MoeResult {
+  MoeShape shape;
+  Routing routing = Routing::uniform;
+  double hit = 0, bytes = 0;  // experts that a call's tokens have, in the mean of the calls, and their packed bytes
+};
+
 struct BenchResult {
   std::string name;
   std::int64_t m = 1, n = 0, k = 0;  // of the product: m of a convolution counts output pixels
   std::optional<ConvShapes> conv = {};
   std::int64_t batch = 1;                // of a convolution
   std::optional<BlockShape> block = {};  // it is a decoder's block, or a product in one
+  std::optional<MoeResult> moe = {};     // it is a layer of experts, of m tokens
   std::string scheme, a_dtype, d_dtype, backend, kernel, layout;
   Calls calls = Calls::back_to_back;
   Operation operation = Operation::linear;
@@ -220,6 +241,22 @@ struct PlanCall {
   Operands operands = {};
 };
 
+/// Calls of a layer of experts that follow each other: call i has operands[i], and the next of the copies of the experts.
+struct MoeCalls {
+  MoePlan plan;
+  std::vector<PackedExperts> gate_up, down;
+  ConstTensorView x;
+  TensorView d;
+  std::vector<MoeOperands> operands;
+
+  /// Call i on the CPU or on a stream of the GPU.
+  template <class Where>
+  Status run(std::size_t i, std::span<std::byte> workspace, Where where) const {
+    const std::size_t at = i % gate_up.size();
+    return plan.run(gate_up[at], down[at], x, operands[i], d, workspace, where);
+  }
+};
+
 /// What does a layer's operation without a plan.
 struct Operator {
   Contestant contestant;
@@ -267,6 +304,8 @@ class BenchMachine {
   /// those of all calls. It keeps the memory that they read and write.
   virtual Result<Contestant> sequence(std::string name, std::vector<PlanCall> calls, std::size_t copies, Calls way,
                                       std::shared_ptr<std::byte> memory) = 0;
+  /// The contestant that runs the calls one after the other; its seconds are those of one in the mean. It keeps the memory.
+  virtual Result<Contestant> experts(std::string name, MoeCalls calls, Calls way, std::shared_ptr<std::byte> memory) = 0;
   /// What quantizes A; or what writes W from tensors as checkpoints have them, beside the plan that reads a packed weight.
   virtual Result<std::vector<Operator>> operators(const QuantTensor& q, const BenchWork& work) = 0;
   /// The baseline of a weight and its packed form; null when there is none, or its copies would not fit.
@@ -301,6 +340,8 @@ Result<std::vector<Timing>> time_beside_probes(std::span<const Contestant> conte
 /// Fills in the values that follow from the times of work that moves so many bytes and has so many operations.
 void derive(BenchResult& result, const Timing& timing, const Probes& probes, double bytes, double operations);
 Tensor activations(DType dtype, std::int64_t m, std::int64_t k);
+/// Element [row, column] of a matrix of f32, f16 or bf16 in host memory.
+double value_at(const ConstTensorView& v, std::int64_t row, std::int64_t column);
 
 struct LayerBench {
   std::vector<BenchResult> results;

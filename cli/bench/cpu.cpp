@@ -84,6 +84,23 @@ struct SequenceRun {
   }
 };
 
+// Calls of a layer of experts, one after the other.
+struct MoeRun {
+  MoeCalls calls;
+  Executor& executor;
+  std::shared_ptr<std::byte> memory;
+  Buffer workspace;
+
+  Result<double> operator()() {
+    Status ran;
+    const double seconds = seconds_of([&] {
+      for (std::size_t i = 0; i < calls.operands.size() && ran.ok(); ++i) ran = calls.run(i, workspace.span(), &executor);
+    });
+    if (!ran.ok()) return ran;
+    return seconds / static_cast<double>(calls.operands.size());
+  }
+};
+
 // A quantizer, on the next copy of its activations.
 struct QuantizeRun {
   BenchWork work;
@@ -257,6 +274,13 @@ class Cpu : public BenchMachine {
     for (const PlanCall& call : calls) workspace = std::max(workspace, call.plan.workspace_bytes());
     return Contestant{std::move(name), shared(std::make_shared<SequenceRun>(SequenceRun{std::move(calls), copies, executor_,
                                                                                         std::move(memory), Buffer(workspace)}))};
+  }
+
+  Result<Contestant> experts(std::string name, MoeCalls calls, Calls, std::shared_ptr<std::byte> memory) override {
+    Buffer workspace(calls.plan.workspace_bytes());
+    return Contestant{
+        std::move(name),
+        shared(std::make_shared<MoeRun>(MoeRun{std::move(calls), executor_, std::move(memory), std::move(workspace)}))};
   }
 
   Result<std::vector<Operator>> operators(const QuantTensor& q, const BenchWork& work) override {

@@ -457,6 +457,23 @@ class Gpu : public BenchMachine {
     return Contestant{std::move(name), [keep, replay = std::make_shared<Replay>(*std::move(captured))] { return (*replay)(); }};
   }
 
+  Result<Contestant> experts(std::string name, MoeCalls calls, Calls way, std::shared_ptr<std::byte> memory) override {
+    auto workspace = DeviceMemory::allocate(calls.plan.workspace_bytes());
+    if (!workspace.ok()) return workspace.status();
+    struct Kept {
+      MoeCalls calls;
+      std::shared_ptr<std::byte> memory;
+      DeviceMemory workspace;
+    };
+    const auto keep = std::make_shared<Kept>(Kept{std::move(calls), std::move(memory), *std::move(workspace)});
+    return replaying(
+        std::move(name), keep->calls.operands.size(), keep,
+        [&](std::size_t i, cudaStream_t stream) {
+          return keep->calls.run(i, std::span(keep->workspace.data(), keep->workspace.size()), Stream{stream});
+        },
+        separator(reads_, way));
+  }
+
   Result<std::vector<Operator>> operators(const QuantTensor& q, const BenchWork& work) override {
     std::vector<Operator> made;
     if (work.operation == Operation::quantize) {

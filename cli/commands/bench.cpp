@@ -20,8 +20,8 @@ namespace {
 struct Options {
   std::filesystem::path path, shapes, conv, report, reference;
   std::vector<std::filesystem::path> compare;
-  std::vector<std::int64_t> m = {1, 16, 256}, batches = {1}, block;
-  std::vector<std::string> schemes, acts = {"f32"}, calls = {"back-to-back"};  // no schemes: the default
+  std::vector<std::int64_t> m = {1, 16, 256}, batches = {1}, block, moe;
+  std::vector<std::string> schemes, acts = {"f32"}, calls = {"back-to-back"}, routings = {"uniform"};  // no schemes: the default
   std::string operation = "linear", backend = "cpu", activations, kernel, layer, json, layout = "nchw", accumulation = "fast";
   std::string norm = "none";
   bool all_kernels = false, no_baselines = false, glu = false;
@@ -76,10 +76,11 @@ Result<std::unique_ptr<BenchMachine>> machine_of(Backend backend, Executor& exec
   return cpu_machine(executor);
 }
 
-// What is measured: layers, or blocks of them.
+// What is measured: layers, blocks of them, or layers of experts.
 struct Cases {
   std::vector<BenchCase> layers;
   std::vector<BlockCase> blocks;
+  std::vector<MoeCase> experts;
 };
 
 Result<Benchmark> measure(const Options& options, const Cases& cases, Executor& executor) {
@@ -90,7 +91,8 @@ Result<Benchmark> measure(const Options& options, const Cases& cases, Executor& 
   if ((*machine)->backend() == Backend::cuda) {
     if (auto gpu = this_gpu(); gpu.ok()) benchmark.gpu = *std::move(gpu);
   }
-  if (!options.no_baselines && options.conv.empty() && options.block.empty() && options.operation == "linear")
+  if (!options.no_baselines && options.conv.empty() && options.block.empty() && options.moe.empty() &&
+      options.operation == "linear")
     benchmark.baseline = (*machine)->baseline_description();
   benchmark.commit = commit();
   benchmark.date = utc_now();
@@ -113,6 +115,7 @@ Result<Benchmark> measure(const Options& options, const Cases& cases, Executor& 
   for (const BenchCase& layer : cases.layers)
     cells += layer.m.size() * spec.acts.size() * spec.calls.size() * orders_of(spec.operation).size();
   for (const BlockCase& block : cases.blocks) cells += (block.m.size() + 1) * spec.acts.size();
+  for (const MoeCase& layer : cases.experts) cells += (layer.m.size() * layer.routings.size() + 1) * spec.acts.size();
   ProgressBar progress("measuring");
   const auto step = [&](const std::string& what) { progress.update(done++, cells, what); };
   Status refusal;
@@ -131,6 +134,8 @@ Result<Benchmark> measure(const Options& options, const Cases& cases, Executor& 
     if (Status taken = take(bench_layer(layer, spec, **machine, step)); !taken.ok()) return taken;
   for (const BlockCase& block : cases.blocks)
     if (Status taken = take(bench_block(block, spec, **machine, step)); !taken.ok()) return taken;
+  for (const MoeCase& layer : cases.experts)
+    if (Status taken = take(bench_moe(layer, spec, **machine, step)); !taken.ok()) return taken;
   if (benchmark.results.empty()) return refusal;
   for (const BenchResult& result : benchmark.results) {
     double &read = benchmark.roofline[Ceiling::read], &peak = benchmark.roofline[result.peak];
@@ -160,9 +165,12 @@ ConvCasesSpec conv_cases(const Options& options, const ActScheme& quantize) {
 
 Result<Outcome> run(const Options& options) {
   if (!options.compare.empty()) return run_compare(options);
-  if (int(!options.path.empty()) + int(!options.shapes.empty()) + int(!options.block.empty()) + int(!options.conv.empty()) != 1) {
+  if (int(!options.path.empty()) + int(!options.shapes.empty()) + int(!options.block.empty()) + int(!options.moe.empty()) +
+          int(!options.conv.empty()) !=
+      1) {
     return Status(StatusCode::invalid_argument,
-                  "bench needs one of PATH or --shapes FILE or --block SIZES or --conv FILE; see nibble bench --help");
+                  "bench needs one of PATH or --shapes FILE or --block SIZES or --moe SIZES or --conv FILE; see nibble bench "
+                  "--help");
   }
   if (options.operation != "linear" && (!options.report.empty() || !options.kernel.empty() || options.all_kernels))
     return Status(StatusCode::invalid_argument,
@@ -179,6 +187,9 @@ Result<Outcome> run(const Options& options) {
     return Status(StatusCode::invalid_argument,
                   fmt::format("--calls chain is of products, which have a next weight; --operation {} has isolated calls",
                               options.operation));
+  if (!options.moe.empty() && std::ranges::count(options.calls, "chain") != 0)
+    return Status(StatusCode::invalid_argument,
+                  "--calls chain: which experts the next layer reads is not known in advance; --moe has isolated calls");
   if (Status usable = check_backend(options.backend, options.kernel); !usable.ok()) return usable;
   const auto quantize = parse_asked_activations(options.activations);
   if (!quantize.ok()) return quantize.status();
@@ -197,6 +208,13 @@ Result<Outcome> run(const Options& options) {
     auto blocks = cases_from_block({sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]}, schemes_of(options), options.m);
     if (!blocks.ok()) return blocks.status();
     cases.blocks = *std::move(blocks);
+  } else if (!options.moe.empty()) {
+    const std::vector<std::int64_t>& sizes = options.moe;
+    std::vector<Routing> routings;
+    for (const std::string& routing : options.routings) routings.push_back(parse_routing(routing));
+    auto layers = cases_from_moe({sizes[0], sizes[1], sizes[2], sizes[3]}, routings, schemes_of(options), options.m);
+    if (!layers.ok()) return layers.status();
+    cases.experts = *std::move(layers);
   } else {
     auto layers = checkpoint             ? cases_from_checkpoint(*checkpoint, options.layer, *quantize, options.m)
                   : options.conv.empty() ? cases_from_shapes(options.shapes, options.layer, schemes_of(options), options.m)
@@ -307,6 +325,12 @@ Json block_json(const BlockShape& block) {
           {"head_dim", block.head_dim}};
 }
 
+Json moe_json(const MoeResult& moe) {
+  const MoeShape& shape = moe.shape;
+  return {{"experts", shape.experts},     {"top_k", shape.top_k}, {"hidden", shape.hidden}, {"intermediate", shape.intermediate},
+          {"routing", name(moe.routing)}, {"hit", moe.hit},       {"bytes", moe.bytes}};
+}
+
 Json gpu_json(const GpuInfo& gpu, const Roofline& roofline) {
   Json json = gpu_description(gpu);
   json["read_gbytes_per_s"] = roofline.read_gbytes_per_s;
@@ -341,19 +365,21 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
                {"reached", right},
                {against, right},
                {"chosen"}});
-  bool above_peak = false, any_conv = false, any_block = false;
+  bool above_peak = false, any_conv = false, any_block = false, any_moe = false;
   std::set<Calls> ways;
   for (const BenchResult& r : benchmark.results) {
     const auto other = fastest_baseline(r);
     above_peak = above_peak || r.compute_percent > 100;
     any_conv = any_conv || r.conv;
     any_block = any_block || r.block;
+    any_moe = any_moe || r.moe;
     std::string speedup = r.doubted.empty() ? "" : "–";
     if (other != r.baselines.end())
       speedup = fmt::format("{:.2f}×{}", other->second / r.median_us, fastest.size() > 1 ? " " + other->first : "");
     ways.insert(r.calls);
     const std::string way =
-        fmt::format("{}{}{}", r.glu ? " (glu)" : "", r.norm == Norm::none ? "" : fmt::format(" ({} norm)", name(r.norm)),
+        fmt::format("{}{}{}{}", r.glu ? " (glu)" : "", r.norm == Norm::none ? "" : fmt::format(" ({} norm)", name(r.norm)),
+                    r.moe ? fmt::format(" ({}, {:.1f} hit)", name(r.moe->routing), r.moe->hit) : "",
                     r.calls == Calls::back_to_back ? "" : fmt::format(" ({})", name(r.calls)));
     table.add({printable(r.name) + (r.transposed ? " (transposed)" : "") + way, std::to_string(r.m), std::to_string(r.n),
                std::to_string(r.k), r.scheme, r.a_dtype, r.kernel, fmt::format("{:.1f}", r.median_us),
@@ -370,6 +396,8 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
   if (ways.contains(Calls::chain)) text += "chain: so, and each call is told the weight of the next, which it asks for in L2\n";
   if (any_conv) text += "M, N and K of a convolution: output pixels, output channels, and the weights of one\n";
   if (any_block) text += "block: its four products one after the other, without attention; the others are each alone\n";
+  if (any_moe)
+    text += "experts: the whole layer without its router; GB/s of the weights of the experts that tokens of a call have (hit)\n";
   if (above_peak) text += "more than 100 % of a peak: the kernel uses faster instructions than those the peak is of\n";
   if (!benchmark.baseline.empty()) text += fmt::format("baseline: {}\n", benchmark.baseline);
   constexpr std::size_t kShown = 3;
@@ -417,6 +445,7 @@ Json benchmark_json(const Benchmark& benchmark) {
     if (!r.doubted.empty()) json["baselines_left_out"] = r.doubted;
     if (r.conv) json["conv"] = conv_json(*r.conv, r.batch);
     if (r.block) json["block"] = block_json(*r.block);
+    if (r.moe) json["moe"] = moe_json(*r.moe);
     if (r.operation != Operation::linear) json["operation"] = name(r.operation);
     if (r.transposed) json["transposed"] = true;
     if (r.glu) json["glu"] = true;
@@ -444,6 +473,7 @@ void add_bench(CLI::App& app, Action& action) {
                                   "  nibble bench --backend cuda --shapes layers.txt --scheme u4b8g128 --a-dtype f16,bf16\n"
                                   "  nibble bench --shapes layers.txt --operation dequantize --a-dtype bf16\n"
                                   "  nibble bench --block 4096,14336,32,8,128 --scheme u4b8g128 --a-dtype bf16 -M 1,16\n"
+                                  "  nibble bench --moe 128,8,4096,1536 --routing uniform,zipf --scheme u4b8g128 -M 1,64\n"
                                   "  echo '64 56x56 64 3 conv padding=1' > convs.txt\n"
                                   "  nibble bench --conv convs.txt --scheme s8t_s8c,u4b8g32 --image-layout nhwc\n"
                                   "  nibble bench --compare before.json now.json --fail-under 0.9");
@@ -463,6 +493,27 @@ void add_bench(CLI::App& app, Action& action) {
           ->type_name("HIDDEN,INTERMEDIATE,HEADS,KV_HEADS,HEAD_DIM")
           ->excludes(path)
           ->excludes(shapes);
+  CLI::Option* moe =
+      command
+          ->add_option("--moe", options->moe,
+                       "Measure a layer of experts, from ids to the weighted sum: gate_up with silu and glu, and down, [HIDDEN → "
+                       "INTERMEDIATE → HIDDEN], of TOP_K experts for each of -M tokens")
+          ->delimiter(',')
+          ->expected(4)
+          ->check(between<std::int64_t>(1, 1 << 20))
+          ->type_name("EXPERTS,TOP_K,HIDDEN,INTERMEDIATE")
+          ->excludes(path)
+          ->excludes(shapes)
+          ->excludes(block);
+  command
+      ->add_option("--routing", options->routings,
+                   "With --moe: how tokens fall on experts: uniform; zipf: the i-th most popular with a probability as 1/i; hot: "
+                   "half of the tokens have the same one; empty: one has no token. Popular experts are others in each call")
+      ->delimiter(',')
+      ->check(one_of(routing_names()))
+      ->type_name("NAME,...")
+      ->capture_default_str()
+      ->needs(moe);
   CLI::Option* conv = command
                           ->add_option("--conv", options->conv,
                                        "Measure the convolutions of this file: lines of [B] C HxW CO FILTER NAME [stride=S] "
@@ -470,6 +521,7 @@ void add_bench(CLI::App& app, Action& action) {
                           ->type_name("FILE")
                           ->excludes(shapes)
                           ->excludes(block)
+                          ->excludes(moe)
                           ->excludes(path);
   add_m_list(*command, options->m, "Rows of activations")->excludes(conv);
   command->add_option("--batch", options->batches, "With --conv: images, for lines that do not say")
@@ -486,10 +538,10 @@ void add_bench(CLI::App& app, Action& action) {
       ->capture_default_str()
       ->needs(conv);
   command
-      ->add_option(
-          "--scheme", options->schemes,
-          "With --shapes, --block or --conv: schemes to measure; s8r_ or s8g128_ in front quantizes activations while running "
-          "(default: u4zg128; with --conv: s8t_s8c)")
+      ->add_option("--scheme", options->schemes,
+                   "With --shapes, --block, --moe or --conv: schemes to measure; s8r_ or s8g128_ in front quantizes activations "
+                   "while running "
+                   "(default: u4zg128; with --conv: s8t_s8c)")
       ->delimiter(',')
       ->type_name("NAME,...")
       ->excludes(path);
@@ -497,7 +549,8 @@ void add_bench(CLI::App& app, Action& action) {
       *command, options->activations,
       "With PATH or --conv: quantize activations while running (default: as the checkpoint says; none: leave them as they are)")
       ->excludes(shapes)
-      ->excludes(block);
+      ->excludes(block)
+      ->excludes(moe);
   add_accumulation(*command, options->accumulation);
   command
       ->add_option("--a-dtype", options->acts,
@@ -511,7 +564,8 @@ void add_bench(CLI::App& app, Action& action) {
                    "Type of the output, whatever the activations are: f32, f16, bf16, s8, u8; s32, the sums of int8 codes")
       ->check(one_of({"f32", "f16", "bf16", "s8", "u8", "s32"}))
       ->type_name("TYPE")
-      ->excludes(block);
+      ->excludes(block)
+      ->excludes(moe);
   command
       ->add_option("--operation", options->operation,
                    "linear: the product of the layer; dequantize: W in the types of --a-dtype, as [N,K] and [K,N]; quantize: "
@@ -520,9 +574,11 @@ void add_bench(CLI::App& app, Action& action) {
       ->type_name("NAME")
       ->capture_default_str()
       ->excludes(block)
+      ->excludes(moe)
       ->excludes(conv);
   command->add_flag("--glu", options->glu, "Layers of gate and up: silu of the first half of the outputs times the second half")
       ->excludes(block)
+      ->excludes(moe)
       ->excludes(conv);
   command
       ->add_option("--norm", options->norm,
@@ -531,6 +587,7 @@ void add_bench(CLI::App& app, Action& action) {
       ->type_name("NAME")
       ->capture_default_str()
       ->excludes(block)
+      ->excludes(moe)
       ->excludes(conv);
   add_backend(*command, options->backend);
   command
@@ -546,12 +603,14 @@ void add_bench(CLI::App& app, Action& action) {
       ->add_flag("--all-kernels", options->all_kernels,
                  "Measure every kernel that a plan may choose, but for those predicted to take many times as long as the best")
       ->excludes(kernel)
-      ->excludes(block);
+      ->excludes(block)
+      ->excludes(moe);
   command->add_flag("--no-baselines", options->no_baselines, "Leave out other libraries");
   add_threads(*command, options->threads);
   command->add_option("--layer", options->layer, "Only layers whose name matches this regular expression")
       ->type_name("REGEX")
-      ->excludes(block);
+      ->excludes(block)
+      ->excludes(moe);
   command->add_option("--min-time", options->min_seconds, "Seconds to spend at least on each measurement")
       ->check(positive)
       ->type_name("S")
@@ -564,7 +623,8 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::Option* report =
       command->add_option("--report", options->report, "Write a page with pictures to FILE: inspection, verification, results")
           ->type_name("FILE")
-          ->excludes(block);
+          ->excludes(block)
+          ->excludes(moe);
   command
       ->add_option("--reference", options->reference,
                    "For the report: float checkpoint to measure the quantization error against")
@@ -577,6 +637,7 @@ void add_bench(CLI::App& app, Action& action) {
                              ->excludes(path)
                              ->excludes(shapes)
                              ->excludes(block)
+                             ->excludes(moe)
                              ->excludes(conv);
   command->add_option("--fail-under", options->fail_under, "With --compare: exit with 1 when any speed-up is below this")
       ->check(positive)

@@ -7,6 +7,7 @@
 
 #include "bench/block.hpp"
 #include "bench/core.hpp"
+#include "bench/moe.hpp"
 #include "commands/commands.hpp"
 #include "nibble/nibble.hpp"
 #include "terminal/output.hpp"
@@ -34,6 +35,11 @@ Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& fi
 /// A decoder's block of that shape in each of the schemes, with random codes and scales.
 Result<std::vector<BlockCase>> cases_from_block(const BlockShape& shape, std::span<const std::string> schemes,
                                                 std::span<const std::int64_t> m_list);
+
+/// A layer of experts of that shape in each of the schemes, likewise. Errors: invalid_argument for sizes that contradict each other or a
+/// routing.
+Result<std::vector<MoeCase>> cases_from_moe(const MoeShape& shape, std::span<const Routing> routings,
+                                            std::span<const std::string> schemes, std::span<const std::int64_t> m_list);
 
 /// The lines of a shape file of convolutions, likewise. Schemes without activations get `quantize`; lines without B run with each of
 /// `batches`.

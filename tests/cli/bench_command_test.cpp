@@ -98,6 +98,39 @@ TEST_F(Cli, BenchOfABlock) {
   EXPECT_EQ(nibble({"bench", "--compare", at("b.json"), at("b.json"), "--fail-under", "0.99"}).exit_code, 0);
 }
 
+/// Its bytes are those of the experts that are hit, its operations those of every pair of token and expert.
+TEST_F(Cli, BenchOfExperts) {
+  const Finished run =
+      nibble({"bench", "--moe", "12,3,128,64", "-M", "1,40", "--routing", "uniform,zipf,hot,empty", "--scheme", "u4b8g64,s8r_s8c",
+              "--a-dtype", "f32,bf16", "--rounds", "2", "--min-time", "0.001", "--json", at("b.json")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(contains(run.out, "experts (hot, 3.0 hit)") && contains(run.out, "the whole layer without its router")) << run.out;
+  const auto json = nlohmann::json::parse(slurp(at("b.json")));
+  const auto& results = json["results"];
+  ASSERT_EQ(results.size(), 2u * 2u * 4u * 2u);
+  for (const auto& r : results) {
+    const auto& moe = r["moe"];
+    const double us = r["median_us"], hit = moe["hit"], bytes = moe["bytes"];
+    const std::int64_t tokens = r["m"];
+    EXPECT_EQ(r["name"], "experts");
+    EXPECT_EQ(r["n"], 128);
+    EXPECT_EQ(r["k"], 128);
+    EXPECT_EQ(moe["experts"], 12);
+    EXPECT_EQ(moe["top_k"], 3);
+    EXPECT_EQ(moe["intermediate"], 64);
+    EXPECT_NEAR(r["gbytes_per_s"].get<double>() * us * 1e3, bytes, 1e-6 * bytes);
+    EXPECT_NEAR(r["gflops"].get<double>() * us * 1e3, 6.0 * static_cast<double>(tokens) * 3 * 128 * 64, 1);
+    EXPECT_GE(bytes / hit, 3 * 128 * 64 * (r["scheme"] == "s8r_s8c" ? 1.0 : 0.5)) << "codes alone";
+    EXPECT_GT(r["roofline_percent"].get<double>(), 0);
+    if (tokens == 1)
+      EXPECT_EQ(hit, 3);
+    else if (moe["routing"] == "uniform" || moe["routing"] == "empty")
+      EXPECT_EQ(hit, moe["routing"] == "empty" ? 11 : 12) << "40 tokens miss one of 12 equally likely experts once in 10⁴ calls";
+    else
+      EXPECT_TRUE(hit > 9 && hit <= 12) << hit;
+  }
+  EXPECT_EQ(nibble({"bench", "--compare", at("b.json"), at("b.json"), "--fail-under", "0.99"}).exit_code, 0);
+}
 TEST_F(Cli, BenchOfConvolutions) {
   spit(at("conv.txt"),
        "# a comment\n16 9x7 24 3 first stride=2 padding=1\n3 16 5 16 3 depthwise padding=1 groups=16\n"

@@ -144,6 +144,9 @@ class Tampering : public BenchMachine {
                               std::shared_ptr<std::byte> memory) override {
     return cpu_->sequence(std::move(name), std::move(calls), copies, way, std::move(memory));
   }
+  Result<Contestant> experts(std::string name, MoeCalls calls, Calls way, std::shared_ptr<std::byte> memory) override {
+    return cpu_->experts(std::move(name), std::move(calls), way, std::move(memory));
+  }
   Result<std::vector<Operator>> operators(const QuantTensor& q, const BenchWork& work) override {
     return cpu_->operators(q, work);
   }
@@ -171,6 +174,23 @@ TEST(Bench, ABlockWithAWrongResultIsNotMeasured) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), StatusCode::internal);
   EXPECT_NE(refused.status().message().find("down of the block is "), std::string::npos) << refused.status().message();
+}
+
+TEST(Bench, ALayerOfExpertsWithAWrongResultIsNotMeasured) {
+  const std::vector<std::string> schemes{"u4b8g32"};
+  const std::vector<std::int64_t> m{1};
+  const std::vector<Routing> routings{Routing::uniform};
+  const auto layers = cases_from_moe({.experts = 4, .top_k = 2, .hidden = 64, .intermediate = 64}, routings, schemes, m);
+  ASSERT_TRUE(layers.ok()) << layers.status().message();
+  const BenchSpec spec{.min_seconds = 0, .rounds = 1};
+  Tampering right(0), wrong(4 * 3 + 1);  // D comes last: channel 60 of 64
+  const auto measured = bench_moe(layers->front(), spec, right, [](const std::string&) {});
+  ASSERT_TRUE(measured.ok()) << measured.status().message();
+  EXPECT_EQ(measured->results.size(), 1u);
+  const auto refused = bench_moe(layers->front(), spec, wrong, [](const std::string&) {});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::internal);
+  EXPECT_NE(refused.status().message().find("the layer of experts is "), std::string::npos) << refused.status().message();
 }
 
 TEST(Bench, BaselinesThatWaitOrWaverAreNotBelieved) {

@@ -69,6 +69,16 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"bench", "--block", "64,64,4,2,16", "--glu"}, "--block"},
       {{"bench", "--block", "64,64,4,2,16", "--shapes", awq}, "--shapes excludes --block"},
       {{"bench", "--block", "64,64,4,2,16", "--calls", "chain"}, "give --backend cuda"},
+      {{"bench", "--moe", "8,9,64,64"}, "a token has 9 of 8 experts; give a TOP_K up to EXPERTS"},
+      {{"bench", "--moe", "8,8,64,64", "--routing", "uniform,empty"}, "so none is without one; give a smaller TOP_K"},
+      {{"bench", "--moe", "8,2,64"}, "--moe"},
+      {{"bench", "--moe", "8,2,0,64"}, "'0' is not a whole number from 1"},
+      {{"bench", "--moe", "8,2,64,64", "--glu"}, "--moe"},
+      {{"bench", "--moe", "8,2,64,64", "--routing", "zpf"},
+       "'zpf' is not one of uniform, zipf, hot, empty; the nearest is 'zipf'"},
+      {{"bench", "--moe", "8,2,64,64", "--block", "64,64,4,2,16"}, "--block excludes --moe"},
+      {{"bench", "--moe", "8,2,64,64", "--backend", "cuda", "--calls", "chain"}, "--moe has isolated calls"},
+      {{"bench", awq, "--routing", "zipf"}, "--routing requires --moe"},
       {{"bench", "--conv", awq, "-M", "4"}, "--conv excludes -M"},
       {{"bench", "--shapes", awq, "--image-layout", "nhwc"}, "--image-layout requires --conv"},
       {{"bench", "--conv", awq, "--image-layout", "hwcn"}, "'hwcn' is not one of"},
@@ -157,6 +167,8 @@ TEST_F(Cli, WhatCannotBeExpressedExitsWith3) {
   expect_error(nibble({"bench", "--block", "64,64,4,2,16", "--scheme", "s8r_s8c", "--a-dtype", "s8"}), 3,
                "a norm is of float activations");
   expect_error(nibble({"bench", "--block", "64,64,4,2,16", "--scheme", "e4m3b128x128"}), 2, "end inside a block of 128");
+  expect_error(nibble({"bench", "--moe", "8,2,64,64", "--scheme", "s8r_s8c", "--a-dtype", "s8"}), 2,
+               "floats, of one type between them");
   EXPECT_EQ(listing(directory_), std::vector<std::string>{"shapes.txt"});
 }
 

@@ -101,6 +101,20 @@ TEST_F(CliGpu, BenchMeasuresABlock) {
   }
 }
 
+/// A layer of experts, of few and of many tokens: no calls take less time than the bandwidth allows for the experts that they read.
+TEST_F(CliGpu, BenchMeasuresExperts) {
+  const auto json = nibble_json({"bench", "--backend", "cuda", "--moe", "64,4,1024,512", "-M", "1,64", "--routing",
+                                 "uniform,zipf,hot,empty", "--scheme", "u4b8g128,s8r_s8c,e4m3g128_e4m3b128x128", "--a-dtype",
+                                 "bf16", "--calls", "back-to-back,isolated", "--min-time", "0.01", "--json"});
+  ASSERT_EQ(json["results"].size(), 3u * 4u * 2u * 2u);
+  for (const auto& r : json["results"]) {
+    EXPECT_EQ(r["backend"], "cuda");
+    if (r["calls"] == "back-to-back") {
+      EXPECT_LT(r["memory_percent"].get<double>(), 110) << r;
+    }
+  }
+}
+
 /// Layers of 8-bit codes on both sides next to cuBLASLt's product of the codes, whatever the output's type is.
 TEST_F(CliGpu, BenchComparesCodesWithCublasLt) {
   spit(at("shapes.txt"), "1024 2048 a\n");

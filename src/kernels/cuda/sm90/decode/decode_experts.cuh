@@ -101,13 +101,13 @@ struct ExpertCta : DecodeCta<Work> {
   // ---- roles
 
   /// The producer: one thread. It requests one stage, waits a moment for rows of A to be requested (kPatience), and goes on.
-  __device__ void request_records(Items at) const {
+  __device__ void request_records(Items at, int first_expert) const {
     const std::uint64_t policy = ptx::evict_first();
     const std::uint8_t* weight = nullptr;
     Cursor to{0, 1};  // an unused stage counts as emptied
     bool starts = true, starts_tile = true;
     for (; at.left > 0; at.advance()) {
-      if (starts_tile) weight = p.records + expert(at.tile) * p.experts.weight_pitch;
+      if (starts_tile) weight = p.records + (starts ? first_expert : expert(at.tile)) * p.experts.weight_pitch;
       starts_tile = at.ends_tile();
       const std::uint8_t* const from = weight + std::int64_t{at.run} * p.run * p.tile_records * p.format.bytes;
       const int all = row_tiles(at) * records;
@@ -183,11 +183,13 @@ struct ExpertCta : DecodeCta<Work> {
     Cursor from{0, 0};
     int row = 0, count = 0;
     float scale2 = 1.0f;
-    ptx::wait_for_predecessors();  // before A and operands of the epilogue are read, and D is written
+    // Rows that the list's writer names with `source` were in memory before it ran, so that they need no waiting for its end.
+    if (p.experts.source == nullptr) ptx::wait_for_predecessors();
     if (finisher == 0) {
       request_rows(at.tile);
       if (lane == 0) ptx::barrier_arrive(x_requested());
     }
+    ptx::wait_for_predecessors();  // before operands of the epilogue are read, and D is written
     for (bool starts_tile = true; at.left > 0; at.advance()) {
       if (starts_tile) {
         row = first_row(at.tile), count = rows(at.tile);
@@ -233,7 +235,8 @@ __global__ void __launch_bounds__(kExpertThreads, 1) decode_experts_kernel(const
   extern __shared__ __align__(128) std::uint8_t shared[];
   const ExpertCta<Work> cta(p, shared);
   ptx::let_dependents_start();
-  const int tiles = cta.tiles();
+  // A CTA's first tile follows from the number of tiles: the experts of the first 32 are loaded together with it.
+  const int tiles = cta.tiles(), of_lane = cta.expert(min(cta.lane, p.experts.most - 1));
   if (tiles == 0) return ptx::wait_for_predecessors();  // else it could end before them
   const Items items = cta.items(tiles);
   if (items.left == 0) return;
@@ -244,8 +247,9 @@ __global__ void __launch_bounds__(kExpertThreads, 1) decode_experts_kernel(const
     cta.finish(items);
   } else if (cta.warp < kProducer) {
     cta.multiply(items);
-  } else if (cta.lane == 0) {
-    cta.request_records(items);
+  } else {
+    const int loaded = __shfl_sync(~0u, of_lane, items.tile % 32);
+    if (cta.lane == 0) cta.request_records(items, items.tile < 32 ? loaded : cta.expert(items.tile));
   }
 }
 

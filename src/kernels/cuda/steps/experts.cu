@@ -193,10 +193,12 @@ __global__ void __launch_bounds__(32) sort_few_rows_kernel(const __grid_constant
   wait_for_predecessor();
   const int id = lane < task.rows ? id_of(p, lane) : -1;
   int row = 0, rank = 0, count = 0;  // among the pairs of all experts, among those of its own, and how many these are
+  int all = 0;                       // pairs that have an expert
 #pragma unroll
   for (int j = 0; j < 32; ++j) {
     const int other = __shfl_sync(kWholeWarp, id, j);
     if (other < 0) continue;
+    ++all;
     row += other < id || (other == id && j < lane);
     rank += other == id && j < lane;
     count += other == id;
@@ -206,7 +208,6 @@ __global__ void __launch_bounds__(32) sort_few_rows_kernel(const __grid_constant
     task.expert_of[row] = id;
   }
   if (lane < task.rows) task.row_of[lane] = id >= 0 ? row : -1;
-  const int all = __popc(__ballot_sync(kWholeWarp, id >= 0));
   if (lane >= all && lane < task.rows) task.pair_of[lane] = 0, task.expert_of[lane] = -1;
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
@@ -301,9 +302,9 @@ __global__ void __launch_bounds__(kGatherThreads) gather_rows_kernel(const __gri
 constexpr int kCombineThreads = 128;
 constexpr int kColumns = 8;  // of a thread
 
-/// Four results of a token are loaded at once, and added one after the other.
+/// Eight results of a token are loaded at once, and added one after the other.
 __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __grid_constant__ CombineTask p) {
-  constexpr int kResults = 4;
+  constexpr int kResults = 8;
   let_successor_start();
   const int n = static_cast<int>(blockIdx.x * kCombineThreads + threadIdx.x) * kColumns;
   if (n >= p.n) return;

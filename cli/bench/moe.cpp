@@ -17,7 +17,7 @@
 namespace nibble::cli {
 namespace {
 
-constexpr std::size_t kLeastCalls = 4, kMostCalls = 16;
+constexpr std::size_t kLeastCalls = 4, kMostCalls = 256;
 
 // Different weights among the experts, which are many and large; neighbours differ.
 constexpr std::int64_t kWeights = 4;

@@ -50,7 +50,7 @@ struct TensorInfo {
 /// Checkpoint::read finds what needs the data (damaged zero points, NaN scales, ...).
 struct Module {
   std::string name;                  // "model.layers.0.mlp.down_proj"
-  std::string format;                // "awq", "gptq", "compressed-tensors", "int-quantized", "dense"
+  std::string format;                // "awq", "gptq", "compressed-tensors", "int-quantized", "mxfp4", "dense"
   std::int64_t n = 0, k = 0;         // W is [N,K]
   std::optional<Extent> filter;      // of a convolution, whose weight is [N, K/(Kh·Kw), Kh, Kw]; absent: a linear layer
   WeightScheme scheme;               // as detected
@@ -61,6 +61,9 @@ struct Module {
   std::vector<std::string> tensors;  // their full names
   std::uint64_t bytes = 0;           // of those tensors
   std::vector<Note> notes;           // findings that need no data
+  /// Of an expert whose tensors have all experts of a layer, [E,…]: the name that these share, "model.layers.0.mlp.experts", while `name` has the
+  /// expert's number behind it. Its `bytes` are its own. Else "".
+  std::string stack = {};
 
   /// Whether its weight is. A dense one is read as it is.
   bool quantized() const { return format != "dense"; }
@@ -85,7 +88,7 @@ class Checkpoint {
   /// Every stored tensor, in file order.
   std::span<const TensorInfo> tensors() const;
   /// Linear layers and convolutions, quantized or dense, in file order. Float tensors of 2 and of 4 dimensions called *.weight count
-  /// as dense modules.
+  /// as dense modules. Of experts that are stored together, gate_up_proj and down_proj of [E,…], each is a module.
   std::span<const Module> modules() const;
   /// Findings about the whole checkpoint: config contradictions, unknown quant_method, ...
   std::span<const Note> notes() const;
@@ -107,7 +110,7 @@ class Checkpoint {
   Result<QuantTensor> read(const Module& module, std::vector<Note>* notes = nullptr) const;
   /// Decodes a part of one, as a layer of its own, and reads no bytes of other channels' weights. A part of the input channels has the whole
   /// bias. Errors: invalid_argument for channels that the module has not; unsupported where a stored word, group or block has channels on
-  /// both sides of a boundary, for input channels in act-order, and for convolutions: read() those whole.
+  /// both sides of a boundary, for input channels in act-order, for convolutions and for experts that are stored together: read() those whole.
   Result<QuantTensor> read(const Module& module, const LayerPart& part, std::vector<Note>* notes = nullptr) const;
   /// 16 hexadecimal digits by which a changed module is noticed, wherever its files are: of the names, types and shapes of its tensors, of
   /// the first, middle and last 64 bytes of each, and of the quantization config. Not a cryptographic hash. Errors: not_found; io_error.

@@ -6,6 +6,7 @@
 #include "nibble/cuda.hpp"
 #include "nibble/device.hpp"
 #include "nibble/epilogue.hpp"
+#include "nibble/expert_layer.hpp"
 #include "nibble/experts.hpp"
 #include "nibble/join.hpp"
 #include "nibble/norm.hpp"

@@ -11,6 +11,7 @@
 #include "checkpoint/codecs/part.hpp"
 #include "checkpoint/config/act_scales.hpp"
 #include "checkpoint/io/json.hpp"
+#include "checkpoint/stacks.hpp"
 #include "core/error.hpp"
 #include "core/weight_check.hpp"
 #include "nibble/device.hpp"
@@ -196,6 +197,7 @@ Result<std::shared_ptr<const Checkpoint::Impl>> Checkpoint::Impl::open(const fs:
   NIBBLE_ASSIGN_OR_RETURN(impl->config, storage::read_model_config(fs::is_directory(path, ignored) ? path : path.parent_path()));
   impl->config_digest = fnv1a(storage::dump_ascii(impl->config.quant.json));
   for (auto* found : {&impl->shards.notes, &impl->config.notes}) std::ranges::move(*found, std::back_inserter(impl->notes));
+  impl->group_tensors();
   impl->detect_modules();
   impl->compare_with_config();
   return std::shared_ptr<const Impl>(std::move(impl));
@@ -203,19 +205,41 @@ Result<std::shared_ptr<const Checkpoint::Impl>> Checkpoint::Impl::open(const fs:
   return error(StatusCode::io_error, "cannot open {}: {}", path.string(), caught().message());
 }
 
-void Checkpoint::Impl::detect_modules() {
+void Checkpoint::Impl::group_tensors() {
   const std::vector<TensorInfo>& tensors = shards.tensors;
+  std::vector<Group> modules_of_tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     tensor_index.emplace(tensors[i].name, i);
     const std::string_view module = split(tensors[i].name).module;
-    const auto [it, fresh] = group_index.emplace(module, groups.size());
-    if (fresh) groups.push_back({std::string(module), {}});
-    groups[it->second].tensors.push_back(i);
+    const auto [it, fresh] = group_index.emplace(module, modules_of_tensors.size());
+    if (fresh) modules_of_tensors.push_back({std::string(module), {}});
+    modules_of_tensors[it->second].tensors.push_back(i);
   }
+  for (Group& group : modules_of_tensors) {
+    std::vector<Group> experts = stacked_experts(group, shards, notes);
+    const auto taken = std::ranges::find_if(experts, [&](const Group& expert) { return group_index.contains(expert.name); });
+    if (taken != experts.end()) {
+      notes.push_back({Note::Severity::warning, fmt::format("{} is the name of a module, and of an expert in the tensors of {}",
+                                                            printable(taken->name), printable(group.name))});
+      experts.clear();
+    }
+    groups.push_back(std::move(group));
+    std::ranges::move(experts, std::back_inserter(groups));
+  }
+  group_index.clear();  // its names belong to the groups
+  for (std::size_t i = 0; i < groups.size(); ++i) group_index.emplace(groups[i].name, i);
+}
+
+void Checkpoint::Impl::detect_modules() {
+  const std::vector<TensorInfo>& tensors = shards.tensors;
+  std::unordered_set<std::string_view> stacks;  // groups whose tensors are those of experts
+  for (const Group& group : groups)
+    if (group.stack) stacks.insert(group.stack->name);
   std::int64_t unsupported = 0;
   const Status* first_unsupported = nullptr;
   broken.reserve(groups.size());  // first_unsupported points into it
   for (const Group& group : groups) {
+    if (!group.stack && stacks.contains(group.name)) continue;
     const codec::ModuleTensors parts = module_tensors(group);
     for (const codec::Format& format : codec::format_table()) {
       std::optional<Result<Module>> found = format.detect(parts, config.quant);
@@ -230,14 +254,15 @@ void Checkpoint::Impl::detect_modules() {
       }
       Module module = std::move(*found).value();
       module.name = group.name;
+      if (group.stack) module.stack = group.stack->name;
       if (module.quantized()) codec::find_other_activations(parts, module, config.quant);
       for (const std::size_t i : group.tensors) {
-        const std::string_view suffix = split(tensors[i].name).suffix;
-        if (std::ranges::find(format.tensors, suffix, &codec::StoredTensor::suffix) == format.tensors.end() ||
-            (suffix == "bias" && !module.has_bias))
+        const std::string_view part = suffix(group, i);
+        if (std::ranges::find(format.tensors, part, &codec::StoredTensor::suffix) == format.tensors.end() ||
+            (part == "bias" && !module.has_bias))
           continue;
         module.tensors.push_back(tensors[i].name);
-        module.bytes += tensors[i].bytes;
+        module.bytes += bytes(group, i);
       }
       modules.push_back(std::move(module));
       break;
@@ -314,9 +339,32 @@ ConstTensorView Checkpoint::Impl::view(std::size_t tensor) const {
   return dense_view(shards.data[tensor], shards.tensors[tensor].dtype, shards.tensors[tensor].shape);
 }
 
+std::uint64_t Checkpoint::Impl::bytes(const Group& group, std::size_t tensor) const {
+  const TensorInfo& info = shards.tensors[tensor];
+  return group.stack ? info.bytes / static_cast<std::uint64_t>(info.shape.front()) : info.bytes;
+}
+
+std::uint64_t Checkpoint::Impl::first_byte(const Group& group, std::size_t tensor) const {
+  return group.stack ? static_cast<std::uint64_t>(group.stack->expert) * bytes(group, tensor) : 0;
+}
+
+ConstTensorView Checkpoint::Impl::view(const Group& group, std::size_t tensor) const {
+  if (!group.stack) return view(tensor);
+  const TensorInfo& info = shards.tensors[tensor];
+  return dense_view(shards.data[tensor] + first_byte(group, tensor), info.dtype, {info.shape.begin() + 1, info.shape.end()});
+}
+
+std::string_view Checkpoint::Impl::suffix(const Group& group, std::size_t tensor) const {
+  const std::string_view name = shards.tensors[tensor].name;
+  if (!group.stack) return split(name).suffix;
+  const std::string_view rest = name.substr(group.stack->matrix_length);
+  if (!rest.empty()) return rest.substr(1);
+  return group.stack->transposed ? "weight.transposed" : "weight";
+}
+
 codec::ModuleTensors Checkpoint::Impl::module_tensors(const Group& group) const {
   codec::ModuleTensors parts{group.name, {}};
-  for (const std::size_t i : group.tensors) parts.by_suffix.emplace(split(shards.tensors[i].name).suffix, view(i));
+  for (const std::size_t i : group.tensors) parts.by_suffix.emplace(suffix(group, i), view(group, i));
   return parts;
 }
 
@@ -324,10 +372,13 @@ Result<codec::ModuleTensors> Checkpoint::Impl::load_module(const Group& group, s
                                                            std::string_view but) const {
   codec::ModuleTensors parts = module_tensors(group);
   for (const std::size_t i : group.tensors) {
-    if (!but.empty() && split(shards.tensors[i].name).suffix == but) continue;
-    NIBBLE_ASSIGN_OR_RETURN(Tensor loaded, shards.load(i));
-    memory.push_back(std::move(loaded));  // moving keeps the bytes in place
-    parts.by_suffix.find(split(shards.tensors[i].name).suffix)->second.data = memory.back().bytes.data();
+    const std::string_view part = suffix(group, i);
+    if (!but.empty() && part == but) continue;
+    const std::vector<std::int64_t>& shape = shards.tensors[i].shape;
+    Tensor& loaded =
+        memory.emplace_back(shards.tensors[i].dtype, std::vector(shape.begin() + (group.stack ? 1 : 0), shape.end()));
+    NIBBLE_RETURN_IF_ERROR(shards.file[i]->read(shards.tensors[i].file_offset + first_byte(group, i), std::span(loaded.bytes)));
+    parts.by_suffix.find(part)->second.data = loaded.bytes.data();  // moving keeps the bytes in place
   }
   return parts;
 }
@@ -339,6 +390,9 @@ Result<codec::ModuleTensors> Checkpoint::Impl::load_part(const Module& module, c
     return error(StatusCode::invalid_argument, "module {} has no {} channels [{},{}): there are {}", module.name,
                  part.of == LayerPart::Of::outputs ? "output" : "input", part.begin, part.end, channels);
   if (module.filter) return error(StatusCode::unsupported, "module {} is a convolution, which is read whole", module.name);
+  if (!module.stack.empty())
+    return error(StatusCode::unsupported, "module {} is one of the experts in the tensors of {}, which are read whole",
+                 module.name, module.stack);
   const Group& group = groups[group_index.at(module.name)];
   codec::ModuleTensors parts{group.name, {}, true};
   for (const std::size_t i : group.tensors) {
@@ -396,10 +450,8 @@ Result<std::optional<OpenModule>> Checkpoint::Impl::open_module(const Module& mo
   if (own.format.codes == nullptr) return std::optional<OpenModule>();
   const auto stored = own.format.codes(module_tensors(group), own.module, config.quant);
   if (!stored) return std::optional<OpenModule>();
-  const auto tensor =
-      std::ranges::find(group.tensors, stored->suffix, [&](std::size_t i) { return split(shards.tensors[i].name).suffix; });
-  if (tensor == group.tensors.end() ||
-      shards.tensors[*tensor].bytes != static_cast<std::uint64_t>(stored->stored_bytes(stored->n)))
+  const auto tensor = std::ranges::find(group.tensors, stored->suffix, [&](std::size_t i) { return suffix(group, i); });
+  if (tensor == group.tensors.end() || bytes(group, *tensor) != static_cast<std::uint64_t>(stored->stored_bytes(stored->n)))
     return error(StatusCode::internal, "{}: module {} has no {} bytes of codes", path.string(), own.module.name,
                  stored->stored_bytes(stored->n));
   std::vector<Note> found;
@@ -410,7 +462,7 @@ Result<std::optional<OpenModule>> Checkpoint::Impl::open_module(const Module& mo
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, checked(std::move(read), fmt::format("{}: module {}", path.string(), own.module.name),
                                                  path.string(), std::move(found), out, false));
   const DType nans = out != nullptr && can_be_nan(q.scheme) ? q.scheme.codes : DType::none;
-  NIBBLE_ASSIGN_OR_RETURN(auto codes, FileCodes::open(shards, *tensor, *stored, nans, executor));
+  NIBBLE_ASSIGN_OR_RETURN(auto codes, FileCodes::open(shards, *tensor, first_byte(group, *tensor), *stored, nans, executor));
   return std::optional(OpenModule{std::move(q), std::move(codes)});
 }
 
@@ -419,13 +471,16 @@ Result<std::string> Checkpoint::Impl::digest(const Module& module) const {
   if (find_module(module.name) == nullptr || own == group_index.end())
     return error(StatusCode::not_found, "{}: no module {}", path.string(), printable(module.name));
   std::uint64_t hash = config_digest;
-  for (const std::size_t i : groups[own->second].tensors) {
+  const Group& group = groups[own->second];
+  if (group.stack) hash = fnv1a(fmt::format("expert {}\n", group.stack->expert), hash);
+  for (const std::size_t i : group.tensors) {
     const TensorInfo& tensor = shards.tensors[i];
+    const std::uint64_t all = bytes(group, i), first = tensor.file_offset + first_byte(group, i);
     hash = fnv1a(fmt::format("{} {} [{}]\n", tensor.name, name(tensor.dtype), fmt::join(tensor.shape, ",")), hash);
-    const std::uint64_t length = std::min<std::uint64_t>(tensor.bytes, 64);
-    for (const std::uint64_t begin : {std::uint64_t{0}, (tensor.bytes - length) / 2, tensor.bytes - length}) {
+    const std::uint64_t length = std::min<std::uint64_t>(all, 64);
+    for (const std::uint64_t begin : {std::uint64_t{0}, (all - length) / 2, all - length}) {
       std::string sample(length, '\0');
-      NIBBLE_RETURN_IF_ERROR(shards.file[i]->read(tensor.file_offset + begin, std::as_writable_bytes(std::span(sample))));
+      NIBBLE_RETURN_IF_ERROR(shards.file[i]->read(first + begin, std::as_writable_bytes(std::span(sample))));
       hash = fnv1a(sample, hash);
     }
   }

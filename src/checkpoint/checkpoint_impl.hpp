@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,15 +20,30 @@
 namespace nibble {
 
 struct Checkpoint::Impl {
-  /// The tensors that share a module name. Every tensor is in exactly one group.
+  /// The tensors that share a module name: every tensor is in exactly one such group. Or those of an expert, which is an element of the
+  /// tensors of such a group (stacks.hpp).
   struct Group {
+    struct Stack {
+      std::string name;               // of the group with the tensors
+      std::int64_t expert = 0;        // the element, of the first dimension
+      std::size_t matrix_length = 0;  // of a tensor's name, whose rest says which of the matrix it is: "_blocks"
+      bool transposed = false;        // weights are [K,N]
+    };
     std::string name;
     std::vector<std::size_t> tensors;  // indices
+    std::optional<Stack> stack = {};
   };
 
   static Result<std::shared_ptr<const Impl>> open(const std::filesystem::path& path);
 
   ConstTensorView view(std::size_t tensor) const;
+  /// A tensor of the group: the whole, or the expert's element.
+  ConstTensorView view(const Group& group, std::size_t tensor) const;
+  /// The name of a tensor inside of the group's module.
+  std::string_view suffix(const Group& group, std::size_t tensor) const;
+  /// The bytes of the tensor that the group has, and the first of them.
+  std::uint64_t bytes(const Group& group, std::size_t tensor) const;
+  std::uint64_t first_byte(const Group& group, std::size_t tensor) const;
   codec::ModuleTensors module_tensors(const Group& group) const;
   /// The same for a tensor whose bytes are read into `memory`.
   /// but: one that is left out.
@@ -60,6 +76,7 @@ struct Checkpoint::Impl {
     const codec::Format& format;
   };
   Result<Found> find(const Module& module) const;
+  void group_tensors();
   void detect_modules();
   void compare_with_config();
 };

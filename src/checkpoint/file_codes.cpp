@@ -23,9 +23,9 @@ int first_nan(DType type) {
 
 }  // namespace
 
-Result<std::unique_ptr<FileCodes>> FileCodes::open(const storage::Shards& shards, std::size_t tensor,
+Result<std::unique_ptr<FileCodes>> FileCodes::open(const storage::Shards& shards, std::size_t tensor, std::uint64_t begin,
                                                    const codec::StoredCodes& stored, DType nans, Executor& executor) {
-  std::unique_ptr<FileCodes> codes(new FileCodes(shards, tensor, stored, nans));
+  std::unique_ptr<FileCodes> codes(new FileCodes(shards, tensor, begin, stored, nans));
   if (stored.by_rows()) return codes;
   constexpr std::size_t kPiece = kHugePage;  // of a task
   codes->whole_ = Buffer(static_cast<std::size_t>(stored.stored_bytes(stored.n)));
@@ -44,7 +44,7 @@ Result<std::unique_ptr<FileCodes>> FileCodes::open(const storage::Shards& shards
 }
 
 Status FileCodes::load(std::int64_t first, std::span<std::byte> to) const {
-  return shards_.file[tensor_]->read(shards_.tensors[tensor_].file_offset + static_cast<std::uint64_t>(first), to);
+  return shards_.file[tensor_]->read(shards_.tensors[tensor_].file_offset + begin_ + static_cast<std::uint64_t>(first), to);
 }
 
 Result<CodeRows> FileCodes::read(std::int64_t begin, std::int64_t end, std::vector<std::uint8_t>& memory) const {

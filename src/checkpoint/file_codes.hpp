@@ -19,9 +19,9 @@ namespace nibble {
 
 class FileCodes final : public CodeSource {
  public:
-  /// The codes of the tensor of that index, which has stored.stored_bytes(n) bytes. Where a block needs all of them, they are read now, on
+  /// The codes of the tensor of that index, which has stored.stored_bytes(n) bytes from byte `begin` on. Where a block needs all of them, they are read now, on
   /// the threads of `executor`. nans: of which type NaN is counted; none: of no type.
-  static Result<std::unique_ptr<FileCodes>> open(const storage::Shards& shards, std::size_t tensor,
+  static Result<std::unique_ptr<FileCodes>> open(const storage::Shards& shards, std::size_t tensor, std::uint64_t begin,
                                                  const codec::StoredCodes& stored, DType nans, Executor& executor);
 
   std::int64_t block_rows() const override { return stored_.block_rows(); }
@@ -35,13 +35,14 @@ class FileCodes final : public CodeSource {
   Nans nans() const { return {nan_count_, first_nan_ / 256, static_cast<std::uint8_t>(first_nan_ % 256)}; }
 
  private:
-  FileCodes(const storage::Shards& shards, std::size_t tensor, const codec::StoredCodes& stored, DType nans)
-      : shards_(shards), tensor_(tensor), stored_(stored), nans_(nans) {}
+  FileCodes(const storage::Shards& shards, std::size_t tensor, std::uint64_t begin, const codec::StoredCodes& stored, DType nans)
+      : shards_(shards), tensor_(tensor), begin_(begin), stored_(stored), nans_(nans) {}
   Status load(std::int64_t first, std::span<std::byte> to) const;
   void count_nans(const CodeRows& rows) const;
 
   const storage::Shards& shards_;
   std::size_t tensor_;
+  std::uint64_t begin_;  // in the tensor
   codec::StoredCodes stored_;
   DType nans_;
   Buffer whole_;                                                           // unless rows are pieces of the tensor

@@ -184,6 +184,7 @@ Status check_leftovers(const Transform& t) {
   std::string names;
   std::size_t count = 0;
   for (const Checkpoint::Impl::Group& group : t.in.groups) {
+    if (group.stack) continue;  // its tensors are those of another group
     const auto suffix = [&](std::size_t i) {
       const std::string& name = t.in.shards.tensors[i].name;
       return std::string_view(name).substr(group.name.empty() ? 0 : group.name.size() + 1);
@@ -218,8 +219,12 @@ Status check_leftovers(const Transform& t) {
 codec::WrittenCheckpoint described(const Transform& t, std::vector<codec::WrittenModule> modules) {
   const bool converted = t.selected.front()->quantized();  // otherwise the old config does not mention these layers
   codec::WrittenCheckpoint written{std::move(modules), {}, {}, converted ? &t.in.config.quant : nullptr};
-  for (const Module& module : t.in.modules)
-    if (!std::ranges::binary_search(t.selected, &module)) written.not_quantized.push_back(module.name);
+  for (const Module& module : t.in.modules) {
+    const std::string& left = module.stack.empty() ? module.name : module.stack;  // whose experts are left together
+    if (!std::ranges::binary_search(t.selected, &module) &&
+        (written.not_quantized.empty() || written.not_quantized.back() != left))
+      written.not_quantized.push_back(left);
+  }
   for (std::string& head : storage::tied_heads(t.in.config.model_type)) {
     const bool stored = std::ranges::any_of(t.in.groups, [&](const Checkpoint::Impl::Group& group) {
       return group.name == head || group.name.ends_with("." + head);
@@ -496,6 +501,18 @@ Tensor as_rows(const Tensor& w) {
   return out;
 }
 
+constexpr std::string_view kStacked = "one of the experts that are stored together in the tensors of ";
+
+/// No format has another form for experts that share their tensors. Said before hours of work.
+Status refuse_stacked(const Modules& modules) {
+  for (const Module* module : modules)
+    if (!module->stack.empty())
+      return error(StatusCode::unsupported,
+                   "module {}: {}{}, which nibble reads, packs and verifies, but writes in no other form", module->name, kStacked,
+                   module->stack);
+  return {};
+}
+
 /// Scales that include those of the layer's input and output mean nothing in another model.
 Status refuse_code_units(const Module& module) {
   if (module.format != "smoothquant") return {};
@@ -605,6 +622,10 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
     std::string why;
     if (only && !only->search(module.name)) why = "the only expression does not match its name";
     if (skip && skip->search(module.name)) why = "the skip expression matches its name";
+    if (why.empty() && !module.stack.empty()) {
+      why = fmt::format("{}{}; formats hold layers one by one, experts.N.gate_proj and so on", kStacked, module.stack);
+      if (cannot.empty()) cannot = fmt::format("; {}: {}", module.name, why);
+    }
     if (const auto left = selection.left(shapes[i]); why.empty() && left && !(left->possible && spec.all)) {
       why = left->why;
       if (std::string& first = left->possible ? kept : cannot; first.empty()) first = fmt::format("; {}: {}", module.name, why);
@@ -732,6 +753,7 @@ Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::pa
   Modules selected = quantized_modules(*in);
   if (selected.empty())
     return nothing_to_do(in_path, "no module is quantized, so there is nothing to convert; quantize it first");
+  NIBBLE_RETURN_IF_ERROR(refuse_stacked(selected));
   Transform transform{*in, out, std::move(selected), {}, format, {}, options};
   transform.notes = notes_of(*in, transform.selected);
   transform.rewrite = [&](const Module& module) -> Result<Rewritten> {
@@ -755,6 +777,7 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
   NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
   Modules selected = quantized_modules(*in);
   if (selected.empty()) return nothing_to_do(in_path, "no module is quantized, so there is nothing to dequantize");
+  NIBBLE_RETURN_IF_ERROR(refuse_stacked(selected));
   Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
   Transform transform{*in, out, std::move(selected), {}, nullptr, {}, options};
   transform.notes = notes_of(*in, transform.selected);

@@ -7,6 +7,7 @@
 #include "core/buffer.hpp"
 #include "core/error.hpp"
 #include "core/sizes.hpp"
+#include "experts/pack_each.hpp"
 #include "kernels/cuda/launch/launch.hpp"
 #include "layouts/layout.hpp"
 #include "nibble/experts.hpp"
@@ -143,44 +144,55 @@ Result<PackedExperts> of_weights(std::vector<PackedWeight> weights) {
 
 }  // namespace
 
-Result<PackedExperts> pack_experts(std::int64_t count, const std::function<Result<QuantTensor>(std::int64_t)>& read,
-                                   const LinearSpec& spec, const PackOptions& options) try {
+Result<PackedExperts> pack_each(std::int64_t count,
+                                const std::function<Result<PackedWeight>(std::int64_t, const PackOptions&)>& pack_one,
+                                const LinearSpec& spec, const PackOptions& options) {
   NIBBLE_RETURN_IF_ERROR(check_sizes({{"experts", count}}));
   std::vector<PackedWeight> experts;
   std::shared_ptr<Buffer> all;
   std::size_t pitch = 0;
   PackOptions same = options;  // as the first
-  std::optional<Facts> first;
   for (std::int64_t e = 0; e < count; ++e) {
-    Result<QuantTensor> q = read(e);
-    if (!q.ok()) return q.status().with_context(context(e));
-    const Facts facts{describe(*q), !q->bias.empty()};
-    if (!first) first = facts;
-    if (const std::string what = difference(*first, facts); !what.empty())
-      return error(StatusCode::invalid_argument, "experts 0 and {} differ: {}", e, what);
-    const Result<PackedWeight> weight = pack(*q, spec, same);
-    if (!weight.ok()) return weight.status().with_context(context(e));
-    const std::span<const std::byte> bytes = weight->bytes();
-    if (weight->backend() == Backend::cuda) {
-      same.layout = weight->layout();
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack_one(e, same));
+    if (e == 0) {
+      same.layout = weight.layout();
       same.kernel.clear();
-      experts.push_back(*weight);
+    } else if (const std::string what = difference(facts_of(experts.front()), facts_of(weight)); !what.empty()) {
+      return error(StatusCode::invalid_argument, "experts 0 and {} differ: {}", e, what);
+    }
+    if (weight.backend() == Backend::cuda) {
+      experts.push_back(weight);
       continue;
     }
+    const std::span<const std::byte> bytes = weight.bytes();
     if (all == nullptr) {
-      same.layout = weight->layout();
-      same.kernel.clear();
       pitch = (bytes.size() + Buffer::kAlignment - 1) / Buffer::kAlignment * Buffer::kAlignment;
       all = std::make_shared<Buffer>(static_cast<std::size_t>(product({static_cast<std::int64_t>(pitch), count})));
     }
     std::byte* const to = all->data() + static_cast<std::size_t>(e) * pitch;
     std::memcpy(to, bytes.data(), bytes.size());
     auto data = std::make_shared<PackedWeightData>();
-    static_cast<PackedWeightHeader&>(*data) = weight->data();
+    static_cast<PackedWeightHeader&>(*data) = weight.data();
     data->bytes = Buffer(std::span<const std::byte>(to, bytes.size()), all);
     experts.emplace_back(std::move(data), spec);
   }
   return of_weights(std::move(experts));
+}
+
+Result<PackedExperts> pack_experts(std::int64_t count, const std::function<Result<QuantTensor>(std::int64_t)>& read,
+                                   const LinearSpec& spec, const PackOptions& options) try {
+  std::optional<Facts> first;
+  const auto pack_one = [&](std::int64_t e, const PackOptions& same) -> Result<PackedWeight> {
+    Result<QuantTensor> q = read(e);
+    if (!q.ok()) return q.status().with_context(context(e));
+    const Facts facts{describe(*q), !q->bias.empty()};
+    if (!first) first = facts;
+    if (const std::string what = difference(*first, facts); !what.empty())  // before the first one's layout refuses it
+      return error(StatusCode::invalid_argument, "experts 0 and {} differ: {}", e, what);
+    Result<PackedWeight> weight = pack(*q, spec, same);
+    return weight.ok() ? std::move(weight) : weight.status().with_context(context(e));
+  };
+  return pack_each(count, pack_one, spec, options);
 } catch (...) {
   return caught();
 }

@@ -283,6 +283,17 @@ def modelopt_int4(name, seed, config, n=12, k=64, g=32, dtype="F32", fp8_acts=Fa
               {"model.proj": (tensors, weights(signed_codes, scales, [[0] * (k // g)] * n, natural(k, g)))}, file_name)
 
 
+def mxfp4(name, seed, n=6, k=64):
+    random, values = Random(seed), [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    codes = [[random.below(16) for _ in range(k)] for _ in range(n)]
+    exponents = [[118 + random.below(12) for _ in range(k // 32)] for _ in range(n)]
+    pairs = [[low | high << 4 for low, high in zip(row[::2], row[1::2])] for row in codes]
+    tensors = [("blocks", "U8", [n, k // 32, 16], flat(pairs)), ("scales", "U8", [n, k // 32], flat(exponents)),
+               ("bias", "BF16", [n], [(random.below(64) - 32) / 16 for _ in range(n)])]
+    w = [[(-1 if q & 8 else 1) * values[q & 7] * 2.0**(exponents[row][i // 32] - 127) for i, q in enumerate(codes[row])] for row in range(n)]
+    save_case(f"mxfp4/{name}", {"quant_method": "mxfp4"}, {"model.proj": (tensors, w)})
+
+
 def smoothquant(name, seed, n=10, k=48, int8_output=True):
     random = Random(seed)
     codes = [[random.below(255) - 127 for _ in range(k)] for _ in range(n)]
@@ -348,6 +359,7 @@ def main():
                   file_name="hf_quant_config.json")
     modelopt_int4("w4a8", 93, {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, fp8_acts=True)
 
+    mxfp4("gpt_oss", 64)
     smoothquant("int8_output", 90)
     smoothquant("float_output", 91, int8_output=False)
 

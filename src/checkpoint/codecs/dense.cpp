@@ -3,8 +3,12 @@
 //   weight  f32, f16 or bf16  [N,K], or of a convolution [Co,Ci/groups,Kh,Kw]
 //   bias    f32, f16 or bf16  [N]    optional
 //
+//   weight.transposed in place of weight: [K,N], of experts that are stored together (stacks.hpp); no tensor of a checkpoint is called so
+//
 // Read as they are, without a change of their bits. Embeddings look the same and are listed too.
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "checkpoint/codecs/table.hpp"
 #include "checkpoint/config/codec_util.hpp"
@@ -12,15 +16,18 @@
 namespace nibble::codec {
 namespace {
 
-constexpr StoredTensor kTensors[] = {{"weight", axes::kCodes}, {"bias", axes::kN}};
+constexpr StoredTensor kTensors[] = {{"weight", axes::kCodes}, {"weight.transposed"}, {"bias", axes::kN}};
 
 std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantConfig&) {
-  const ConstTensorView* weight = tensors.find("weight");
-  if (weight == nullptr || (weight->rank != 2 && weight->rank != 4) || !is_compute_float(weight->dtype)) return std::nullopt;
+  const ConstTensorView *stored = tensors.find("weight"), *columns = tensors.find("weight.transposed");
+  const ConstTensorView* weight = stored != nullptr ? stored : columns;
+  if (weight == nullptr || (weight->rank != 2 && (weight->rank != 4 || weight == columns)) || !is_compute_float(weight->dtype))
+    return std::nullopt;
   Module m;
   m.format = "dense";
   m.n = weight->dim(0);
   m.k = weight->dim(1);
+  if (weight == columns) std::swap(m.n, m.k);
   if (weight->rank == 4) {
     if (weight->dim(0) < 1 || weight->dim(1) < 1 || weight->dim(2) < 1 || weight->dim(3) < 1) return std::nullopt;
     m.filter = Extent{weight->dim(2), weight->dim(3)};
@@ -47,15 +54,23 @@ void order_by_filter(QuantTensor& q) {
         to = std::copy_n(stored.data() + static_cast<std::size_t>(row * q.k + c * elements + e) * width, width, to);
 }
 
-std::optional<StoredCodes> codes(const ModuleTensors&, const Module& m, const QuantConfig&) {
-  if (m.filter) return std::nullopt;
+std::optional<StoredCodes> codes(const ModuleTensors& tensors, const Module& m, const QuantConfig&) {
+  if (m.filter || tensors.find("weight") == nullptr) return std::nullopt;
   return StoredCodes{.suffix = "weight", .bits = bits(m.scheme.codes), .n = m.n, .k = m.k};
 }
 
 Result<QuantTensor> read(const ModuleTensors& tensors, const Module& m, const QuantConfig&, std::vector<Note>&) {
-  const ConstTensorView& weight = *tensors.find("weight");
   QuantTensor q;
   q.scheme = m.scheme;
+  if (const ConstTensorView* columns = tensors.find("weight.transposed")) {
+    const Tensor rows = transposed(*columns);
+    q.n = columns->dim(1), q.k = columns->dim(0);
+    q.codes.resize(rows.bytes.size());
+    std::memcpy(q.codes.data(), rows.bytes.data(), rows.bytes.size());
+    if (m.has_bias) q.bias = read_bias(tensors, q.n);
+    return q;
+  }
+  const ConstTensorView& weight = *tensors.find("weight");
   q.n = weight.dim(0);
   q.k = weight.numel() / q.n;
   q.codes = read_codes(tensors, {.suffix = "weight", .bits = bits(q.scheme.codes), .n = q.n, .k = q.k});

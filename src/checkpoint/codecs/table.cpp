@@ -6,8 +6,8 @@
 namespace nibble::codec {
 
 std::span<const Format> format_table() {
-  static const Format kTable[] = {kAwq, kGptq,        kCompressedTensors, kIntQuantized, kFloatQuantized,
-                                  kFp8, kSmoothQuant, kModelOptInt4,      kUnsupported,  kDense};
+  static const Format kTable[] = {kAwq,          kGptq,  kCompressedTensors, kIntQuantized, kFloatQuantized, kFp8, kSmoothQuant,
+                                  kModelOptInt4, kMxfp4, kUnsupported,       kDense};
   return kTable;
 }
 

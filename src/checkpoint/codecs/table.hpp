@@ -5,7 +5,7 @@
 
 namespace nibble::codec {
 
-extern const Format kAwq, kGptq, kCompressedTensors, kIntQuantized, kFloatQuantized, kFp8, kSmoothQuant, kModelOptInt4,
+extern const Format kAwq, kGptq, kCompressedTensors, kIntQuantized, kFloatQuantized, kFp8, kSmoothQuant, kModelOptInt4, kMxfp4,
     kUnsupported, kDense;
 
 }  // namespace nibble::codec

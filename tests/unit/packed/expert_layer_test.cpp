@@ -1,0 +1,310 @@
+// Layers of experts in checkpoints: every form that they are stored in gives the same weights, and what is missing is named.
+#include "nibble/expert_layer.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nibble/nibble.hpp"
+#include "unit/scratch.hpp"
+
+namespace nibble {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kExperts = 3, kHidden = 64, kBetween = 32;
+constexpr const char* kLayer = "model.layers.0.mlp.experts";
+
+/// Element [n,k] of a matrix of expert e, exact in 8 bits.
+enum class Part : std::uint8_t { gate, up, down };
+float element(Part part, std::int64_t e, std::int64_t n, std::int64_t k) {
+  return static_cast<float>((static_cast<std::int64_t>(part) * 5 + e * 31 + n * 7 + k * 3) % 17 - 8) / 8;
+}
+/// Of gate and up, one below the other.
+float gate_up(std::int64_t e, std::int64_t n, std::int64_t k) {
+  return n < kBetween ? element(Part::gate, e, n, k) : element(Part::up, e, n - kBetween, k);
+}
+float bias(std::int64_t e, std::int64_t n) { return static_cast<float>(e * 64 + n) / 4; }
+
+/// A tensor of a checkpoint with an element for each place.
+TensorSource tensor(std::string name, std::vector<std::int64_t> shape,
+                    const std::function<float(std::span<const std::int64_t>)>& value, DType type = DType::f32) {
+  Tensor made(type, shape);
+  std::vector<std::int64_t> at(shape.size());
+  for (std::int64_t i = 0; i < made.numel(); ++i) {
+    std::int64_t rest = i;
+    for (std::size_t d = shape.size(); d-- > 0; rest /= shape[d]) at[d] = rest % shape[d];
+    made.set(i, value(at));
+  }
+  return {std::move(name), type, std::move(shape), [made]() -> Result<std::vector<std::byte>> { return made.bytes; }};
+}
+
+class ExpertLayers : public ::testing::Test {
+ protected:
+  Checkpoint checkpoint(const std::vector<TensorSource>& tensors, std::string_view config = "{}") {
+    const fs::path path = scratch_.path() / std::to_string(count_++);
+    const Status written = write_checkpoint(path, tensors, config);
+    EXPECT_TRUE(written.ok()) << written.message();
+    auto opened = Checkpoint::open(path);
+    EXPECT_TRUE(opened.ok()) << opened.status().message();
+    return *std::move(opened);
+  }
+
+  /// Modules of their own.
+  static std::vector<TensorSource> one_by_one(const std::array<std::string, 3>& names, const std::string& layer = kLayer) {
+    std::vector<TensorSource> all;
+    for (std::int64_t e = 0; e < kExperts; ++e)
+      for (const Part part : {Part::gate, Part::up, Part::down}) {
+        const std::vector<std::int64_t> shape =
+            part == Part::down ? std::vector{kHidden, kBetween} : std::vector{kBetween, kHidden};
+        all.push_back(tensor(layer + "." + std::to_string(e) + "." + names[static_cast<std::size_t>(part)] + ".weight", shape,
+                             [=](auto at) { return element(part, e, at[0], at[1]); }));
+      }
+    return all;
+  }
+  static std::vector<TensorSource> rows(const std::string& layer = kLayer) {
+    return {
+        tensor(layer + ".gate_up_proj", {kExperts, 2 * kBetween, kHidden}, [](auto at) { return gate_up(at[0], at[1], at[2]); }),
+        tensor(layer + ".down_proj", {kExperts, kHidden, kBetween},
+               [](auto at) { return element(Part::down, at[0], at[1], at[2]); })};
+  }
+  static std::vector<TensorSource> columns() {
+    const std::string layer = kLayer;
+    return {
+        tensor(layer + ".gate_up_proj", {kExperts, kHidden, 2 * kBetween}, [](auto at) { return gate_up(at[0], at[2], at[1]); }),
+        tensor(layer + ".down_proj", {kExperts, kBetween, kHidden},
+               [](auto at) { return element(Part::down, at[0], at[2], at[1]); })};
+  }
+  /// gpt-oss: columns, in which gate and up take turns, with biases.
+  static std::vector<TensorSource> turns() {
+    const std::string layer = kLayer;
+    const auto row = [](std::int64_t n) { return n / 2 + n % 2 * kBetween; };
+    return {tensor(layer + ".gate_up_proj", {kExperts, kHidden, 2 * kBetween},
+                   [=](auto at) { return gate_up(at[0], row(at[2]), at[1]); }),
+            tensor(layer + ".gate_up_proj_bias", {kExperts, 2 * kBetween}, [=](auto at) { return bias(at[0], row(at[1])); }),
+            tensor(layer + ".down_proj", {kExperts, kBetween, kHidden},
+                   [](auto at) { return element(Part::down, at[0], at[2], at[1]); }),
+            tensor(layer + ".down_proj_bias", {kExperts, kHidden}, [](auto at) { return bias(at[0], at[1]); })};
+  }
+
+  static void expect_layer(const Checkpoint& checkpoint, bool biases = false) {
+    const auto layers = expert_layers(checkpoint);
+    ASSERT_EQ(layers.size(), 1u);
+    EXPECT_EQ(layers[0].name, kLayer);
+    ASSERT_EQ(layers[0].count, kExperts);
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      const auto up = read_gate_up(checkpoint, layers[0], e), down = read_down(checkpoint, layers[0], e);
+      ASSERT_TRUE(up.ok()) << up.status().message();
+      ASSERT_TRUE(down.ok()) << down.status().message();
+      ASSERT_EQ(up->n, 2 * kBetween);
+      ASSERT_EQ(up->k, kHidden);
+      ASSERT_EQ(down->n, kHidden);
+      EXPECT_EQ(up->bias.empty(), !biases);
+      for (std::int64_t n = 0; n < up->n; ++n) {
+        if (biases) {
+          EXPECT_EQ(up->bias.at(n), bias(e, n));
+        }
+        for (std::int64_t k = 0; k < up->k; ++k) ASSERT_EQ(up->value(n, k), gate_up(e, n, k)) << e << " " << n << " " << k;
+      }
+      for (std::int64_t n = 0; n < down->n; ++n)
+        for (std::int64_t k = 0; k < down->k; ++k)
+          ASSERT_EQ(down->value(n, k), element(Part::down, e, n, k)) << e << " " << n << k;
+    }
+  }
+
+  testing::Scratch scratch_;
+  int count_ = 0;
+};
+
+TEST_F(ExpertLayers, AreTheSameInEveryForm) {
+  expect_layer(checkpoint(one_by_one({"gate_proj", "up_proj", "down_proj"})));
+  expect_layer(checkpoint(one_by_one({"w1", "w3", "w2"})));
+  expect_layer(checkpoint(rows()));
+  expect_layer(checkpoint(columns()));
+  expect_layer(checkpoint(turns()), true);
+}
+
+TEST_F(ExpertLayers, StoredTogetherAreModules) {
+  const Checkpoint opened = checkpoint(turns());
+  EXPECT_TRUE(opened.notes().empty()) << opened.notes().front().text;
+  ASSERT_EQ(opened.modules().size(), 2u * kExperts);
+  const Module& module = opened.modules()[3];
+  EXPECT_EQ(module.name, "model.layers.0.mlp.experts.1.down_proj");
+  EXPECT_EQ(module.stack, kLayer);
+  EXPECT_EQ(module.n, kHidden);
+  EXPECT_EQ(module.k, kBetween);
+  EXPECT_TRUE(module.has_bias);
+  EXPECT_EQ(module.bytes, 4u * (kHidden * kBetween + kHidden)) << "its own";
+  EXPECT_THAT(module.tensors, ElementsAre("model.layers.0.mlp.experts.down_proj", "model.layers.0.mlp.experts.down_proj_bias"));
+  EXPECT_NE(*opened.digest(module), *opened.digest(opened.modules()[5]));
+  EXPECT_THAT(opened.read(module, LayerPart{.end = 8}).status().message(), HasSubstr("which are read whole"));
+}
+
+/// MXFP4 by its definition, of codes in every place and exponents of every expert.
+TEST_F(ExpertLayers, OfGptOssAreMxfp4) {
+  const std::string layer = kLayer;
+  const auto stored = [](const std::string& name, std::int64_t n, std::int64_t k) {
+    return std::vector{
+        tensor(
+            name + "_blocks", {kExperts, n, k / 32, 16},
+            [](auto at) { return static_cast<float>((at[0] * 50 + at[1] * 13 + at[2] * 7 + at[3] * 17) % 256); }, DType::u8),
+        tensor(
+            name + "_scales", {kExperts, n, k / 32},
+            [](auto at) { return static_cast<float>(120 + (at[0] + at[1] + at[2]) % 8); }, DType::u8),
+        tensor(
+            name + "_bias", {kExperts, n}, [](auto at) { return bias(at[0], at[1]); }, DType::bf16)};
+  };
+  std::vector<TensorSource> all = stored(layer + ".gate_up_proj", 2 * kBetween, kHidden);
+  for (TensorSource& source : stored(layer + ".down_proj", kHidden, kBetween)) all.push_back(std::move(source));
+  const Checkpoint opened = checkpoint(all, R"({"model_type":"gpt_oss","quantization_config":{"quant_method":"mxfp4"}})");
+  EXPECT_TRUE(opened.notes().empty()) << opened.notes().front().text;
+  ASSERT_EQ(opened.modules().size(), 2u * kExperts);
+  EXPECT_EQ(opened.modules()[0].format, "mxfp4");
+  EXPECT_EQ(opened.modules()[0].scheme.name(), "e2m1g32");
+  constexpr float kValues[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  const auto value = [&](std::int64_t e, std::int64_t n, std::int64_t k) {
+    const std::int64_t byte = (e * 50 + n * 13 + k / 32 * 7 + k % 32 / 2 * 17) % 256, code = k % 2 == 0 ? byte % 16 : byte / 16;
+    const float magnitude = std::ldexp(kValues[code % 8], static_cast<int>(120 + (e + n + k / 32) % 8) - 127);
+    return code < 8 ? magnitude : -magnitude;
+  };
+  const auto found = expert_layer(opened, kLayer);
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  EXPECT_TRUE(found->interleaved);
+  for (std::int64_t e = 0; e < kExperts; ++e) {
+    const auto up = read_gate_up(opened, *found, e), down = read_down(opened, *found, e);
+    ASSERT_TRUE(up.ok()) << up.status().message();
+    ASSERT_TRUE(down.ok()) << down.status().message();
+    for (std::int64_t n = 0; n < 2 * kBetween; ++n) {
+      const std::int64_t row = n < kBetween ? 2 * n : 2 * (n - kBetween) + 1;
+      EXPECT_EQ(up->bias.at(n), bias(e, row));
+      for (std::int64_t k = 0; k < kHidden; ++k) ASSERT_EQ(up->value(n, k), value(e, row, k)) << e << " " << n << " " << k;
+    }
+    for (std::int64_t n = 0; n < kHidden; ++n)
+      for (std::int64_t k = 0; k < kBetween; ++k) ASSERT_EQ(down->value(n, k), value(e, n, k));
+  }
+}
+
+/// pack_experts() has the weights that read_gate_up() and read_down() give, and a layer of them runs.
+TEST_F(ExpertLayers, ArePacked) {
+  const LinearSpec first{.m_max = 4, .epilogue = {.activation = Activation::silu, .glu = true}}, second{.m_max = 4};
+  const std::vector<float> x = [] {
+    std::vector<float> values(4 * kHidden);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * 7 % 11) / 16 - 0.25f;
+    return values;
+  }();
+  const std::vector<std::int32_t> ids{0, 1, 2, 0, 1, 2, 2, 1};
+  const std::vector<float> weights(8, 0.5f);
+  std::vector<std::vector<float>> results;
+  for (const auto& tensors : {one_by_one({"w1", "w3", "w2"}), rows(), columns()}) {
+    const Checkpoint opened = checkpoint(tensors);
+    const auto packed = pack_experts(opened, expert_layers(opened).front(), first, second);
+    ASSERT_TRUE(packed.ok()) << packed.status().message();
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      EXPECT_EQ(*unpack(packed->gate_up[e]), *read_gate_up(opened, expert_layers(opened).front(), e));
+      EXPECT_EQ(*unpack(packed->down[e]), *read_down(opened, expert_layers(opened).front(), e));
+    }
+    const auto plan = MoePlan::make(packed->gate_up, packed->down, {.tokens_max = 4, .top_k = 2});
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    std::vector<std::byte> workspace(plan->workspace_bytes());
+    std::vector<float>& d = results.emplace_back(4 * kHidden);
+    const Status ran = plan->run(packed->gate_up, packed->down, ConstTensorView(x.data(), {4, kHidden}),
+                                 {.ids = ConstTensorView(ids.data(), {4, 2}), .weights = ConstTensorView(weights.data(), {4, 2})},
+                                 TensorView(d.data(), {4, kHidden}), workspace);
+    ASSERT_TRUE(ran.ok()) << ran.message();
+  }
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
+  EXPECT_NE(results[0], std::vector<float>(4 * kHidden));
+}
+
+TEST_F(ExpertLayers, StoredTogetherAreLeftAsTheyAre) {
+  std::vector<TensorSource> tensors = rows();
+  tensors.push_back(
+      tensor("model.layers.0.self_attn.q_proj.weight", {64, 64}, [](auto at) { return element(Part::up, 0, at[0], at[1]); }));
+  const Checkpoint opened = checkpoint(tensors);
+  const fs::path out = scratch_.path() / "out";
+  const auto report = quantize_checkpoint(opened.path(), out, {.scheme = *Scheme::parse("u4b8g32", DType::none)});
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  EXPECT_EQ(report->modules.size(), 1u);
+  ASSERT_EQ(report->left.size(), 2u * kExperts);
+  EXPECT_THAT(report->left[0].why,
+              HasSubstr("stored together in the tensors of model.layers.0.mlp.experts; formats hold layers one by one"));
+  const auto written = Checkpoint::open(out);
+  ASSERT_TRUE(written.ok()) << written.status().message();
+  for (const TensorInfo& stored : opened.tensors())
+    if (stored.shape.size() == 3) {
+      EXPECT_EQ(*written->load(*written->find_tensor(stored.name)), *opened.load(stored));
+    }
+  expect_layer(*written);
+  const std::string& config = written->config();
+  const std::size_t first = config.find(kLayer);
+  EXPECT_TRUE(first != config.npos && config.find(kLayer, first + 1) == config.npos)
+      << "in the list of layers to ignore, once: " << config;
+}
+
+TEST_F(ExpertLayers, WithoutAMatrixAreNamed) {
+  std::vector<TensorSource> tensors = one_by_one({"gate_proj", "up_proj", "down_proj"});
+  std::erase_if(tensors, [](const TensorSource& t) { return t.name.ends_with("1.up_proj.weight"); });
+  const Checkpoint lacks = checkpoint(tensors);
+  std::vector<ModuleNote> notes;
+  EXPECT_TRUE(expert_layers(lacks, &notes).empty());
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_THAT(notes[0].note.text, HasSubstr("expert 1 of 3 has no up_proj"));
+  EXPECT_THAT(expert_layer(lacks, kLayer).status().message(), HasSubstr("expert 1 of 3 has no up_proj"));
+  std::erase_if(tensors, [](const TensorSource& t) { return t.name.ends_with("up_proj.weight"); });
+  EXPECT_THAT(expert_layer(checkpoint(tensors), kLayer).status().message(),
+              HasSubstr("its experts have down_proj, gate_proj; expected gate_proj, up_proj and down_proj, or w1"));
+  EXPECT_THAT(expert_layer(checkpoint(rows()), "model.layers.1.mlp.experts").status().message(),
+              HasSubstr("has no layer of experts model.layers.1.mlp.experts; it has model.layers.0.mlp.experts"));
+  const Checkpoint whole = checkpoint(rows());
+  EXPECT_EQ(read_down(whole, expert_layers(whole).front(), kExperts).status().code(), StatusCode::not_found);
+}
+
+TEST_F(ExpertLayers, ThatDifferAreNotPacked) {
+  std::vector<TensorSource> tensors = one_by_one({"gate_proj", "up_proj", "down_proj"});
+  tensors.back() = tensor(tensors.back().name, {kHidden, kBetween + 1}, [](auto) { return 1.0f; });
+  const Checkpoint opened = checkpoint(tensors);
+  const auto packed = pack_experts(opened, expert_layers(opened).front(), {}, {});
+  EXPECT_EQ(packed.status().code(), StatusCode::invalid_argument);
+  EXPECT_THAT(packed.status().message(), HasSubstr("down_proj of experts 0 and 2 differ: W is [64,32] and [64,33]"));
+}
+
+TEST_F(ExpertLayers, OfShapesThatDoNotFitAreNone) {
+  const auto one = [](auto) { return 1.0f; };
+  const std::string layer = kLayer;
+  const struct {
+    std::vector<TensorSource> tensors;
+    const char* part;
+  } cases[] = {
+      {{tensor(layer + ".gate_up_proj", {2, 64, 64}, one), tensor(layer + ".down_proj", {2, 64, 64}, one)},
+       "do not belong to each other"},
+      {{tensor(layer + ".gate_up_proj", {2, 64, 16}, one), tensor(layer + ".down_proj", {3, 16, 32}, one)},
+       "is not of 2 experts"},
+      {{tensor(layer + ".gate_up_proj", {5000, 2, 1}, one), tensor(layer + ".down_proj", {5000, 1, 1}, one)},
+       "of 1…4096 experts"},
+      {{tensor(layer + ".gate_up_proj", {2, 64, 16}, one, DType::u8), tensor(layer + ".down_proj", {2, 16, 32}, one, DType::u8)},
+       "in a form that nibble cannot read"},
+      {{tensor(layer + ".gate_up_proj", {2, 64, 16}, one), tensor(layer + ".down_proj", {2, 16, 32}, one),
+        tensor(layer + ".1.down_proj.weight", {16, 32}, one)},
+       "is the name of a module, and of an expert"},
+  };
+  for (const auto& c : cases) {
+    const Checkpoint opened = checkpoint(c.tensors);
+    ASSERT_EQ(opened.notes().size(), 1u) << c.part;
+    EXPECT_THAT(opened.notes()[0].text, HasSubstr(c.part));
+    EXPECT_EQ(opened.notes()[0].severity, Note::Severity::warning);
+    for (const Module& module : opened.modules()) EXPECT_TRUE(module.stack.empty()) << module.name;
+  }
+}
+
+}  // namespace
+}  // namespace nibble

@@ -606,6 +606,7 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
                  spec.scheme.weight.name());
   std::vector<WeightShape> shapes;
   for (const Module& module : in.modules) {
+    if (module.quantized()) NIBBLE_RETURN_IF_ERROR(refuse_stacked({&module}));  // which cannot be dequantized first
     if (module.quantized())
       return error(StatusCode::invalid_argument, "{}: module {} is quantized already ({}); dequantize or convert the checkpoint",
                    in.path.string(), module.name, module.scheme.name());

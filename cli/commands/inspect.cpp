@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <unordered_set>
 
@@ -152,34 +154,69 @@ std::string shape_key(const Module& module) {
                      module.has_bias ? "b" : "", module.filter ? fmt::format("{}x{}", module.filter->h, module.filter->w) : "");
 }
 
-std::vector<InspectedModule> grouped(const std::vector<InspectedModule>& modules) {
-  std::vector<InspectedModule> groups;
-  std::map<std::string, std::pair<std::size_t, std::size_t>> found;  // index into groups, and how many there are
+namespace {
+
+// Takes another module into a row of several, which has `count` of them then.
+void take_in(InspectedModule& group, const InspectedModule& each, std::size_t count) {
+  group.module.bytes += each.module.bytes;
+  group.bits_per_weight += (each.bits_per_weight - group.bits_per_weight) / static_cast<double>(count);
+  group.notes.insert(group.notes.end(), each.notes.begin(), each.notes.end());
+  if (group.static_acts != each.static_acts) group.static_acts.reset();
+  if (!each.readable.ok()) group.readable = each.readable;
+  if (!each.error) return;
+  if (!group.error) group.error = each.error;
+  group.error->sqnr_db = std::min(group.error->sqnr_db, each.error->sqnr_db);
+  group.error->cosine = std::min(group.error->cosine, each.error->cosine);
+  group.error->max_abs = std::max(group.error->max_abs, each.error->max_abs);
+  group.error->relative_l2 = std::max(group.error->relative_l2, each.error->relative_l2);
+}
+
+// Modules as rows: those of the same common name, shape and scheme as one, which `name` names when it has all of them.
+std::vector<InspectedModule> rows_of(const std::vector<InspectedModule>& modules,
+                                     const std::function<std::string(const std::string& name)>& common,
+                                     const std::function<std::string(const std::vector<const Module*>&)>& name) {
+  std::vector<InspectedModule> rows;
+  std::vector<std::vector<const Module*>> members;
+  std::map<std::string, std::size_t> found;  // indices of rows
   for (const InspectedModule& each : modules) {
-    const std::string name = without_numbers(each.module.name), claimed = each.module.claimed ? each.module.claimed->name() : "";
-    const std::string key =
-        fmt::format("{}\n{}\n{}\n{}\n{}", name, each.module.format, shape_key(each.module), claimed, each.act_limit.value_or(0));
-    const auto [at, is_new] = found.try_emplace(key, groups.size(), 0);
-    ++at->second.second;
-    if (is_new) {
-      groups.push_back(each);
-      continue;
-    }
-    InspectedModule& group = groups[at->second.first];
-    group.module.name = fmt::format("{} ×{}", name, at->second.second);
-    group.module.bytes += each.module.bytes;
-    group.bits_per_weight += (each.bits_per_weight - group.bits_per_weight) / static_cast<double>(at->second.second);
-    group.notes.insert(group.notes.end(), each.notes.begin(), each.notes.end());
-    if (group.static_acts != each.static_acts) group.static_acts.reset();
-    if (!each.readable.ok()) group.readable = each.readable;
-    if (!each.error) continue;
-    if (!group.error) group.error = each.error;
-    group.error->sqnr_db = std::min(group.error->sqnr_db, each.error->sqnr_db);
-    group.error->cosine = std::min(group.error->cosine, each.error->cosine);
-    group.error->max_abs = std::max(group.error->max_abs, each.error->max_abs);
-    group.error->relative_l2 = std::max(group.error->relative_l2, each.error->relative_l2);
+    const std::string claimed = each.module.claimed ? each.module.claimed->name() : "";
+    const auto [at, is_new] = found.try_emplace(fmt::format("{}\n{}\n{}\n{}\n{}", common(each.module.name), each.module.format,
+                                                            shape_key(each.module), claimed, each.act_limit.value_or(0)),
+                                                rows.size());
+    if (is_new) rows.push_back(each), members.emplace_back();
+    std::vector<const Module*>& together = members[at->second];
+    together.push_back(&each.module);
+    if (!is_new) take_in(rows[at->second], each, together.size());
   }
-  return groups;
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    if (members[i].size() > 1) rows[i].module.name = name(members[i]);
+  return rows;
+}
+
+}  // namespace
+
+std::vector<InspectedModule> grouped(const std::vector<InspectedModule>& modules) {
+  return rows_of(modules, without_numbers, [](const std::vector<const Module*>& members) {
+    return fmt::format("{} ×{}", without_numbers(members.front()->name), members.size());
+  });
+}
+
+std::vector<InspectedModule> with_experts_together(const std::vector<InspectedModule>& modules) {
+  const auto common = [](const std::string& name) {
+    const auto expert = expert_in(name);
+    return expert ? fmt::format("{}*{}", expert->before, expert->after) : name;
+  };
+  return rows_of(modules, common, [](const std::vector<const Module*>& members) {
+    std::int64_t first = INT64_MAX, last = 0;
+    for (const Module* member : members) {
+      const std::int64_t number = expert_in(member->name)->expert;
+      first = std::min(first, number), last = std::max(last, number);
+    }
+    const auto name = *expert_in(members.front()->name);
+    const bool all = last - first + 1 == std::ssize(members);
+    return fmt::format("{}{}…{}{}{}", name.before, first, last, name.after,
+                       all ? "" : fmt::format(" ({} of them)", members.size()));
+  });
 }
 
 Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
@@ -199,6 +236,9 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
   inspection.summary = options.summary;
   inspection.notes.assign(checkpoint->notes().begin(), checkpoint->notes().end());
   count_the_rest(*checkpoint, *layer, options.dense, inspection);
+  std::vector<ModuleNote> incomplete;
+  inspection.experts = expert_layers(*checkpoint, &incomplete);
+  for (const Note& note : group_notes(incomplete)) inspection.notes.push_back(note);
 
   const DType act = parse_dtype(options.a_dtype).value_or(DType::f32);
   const auto ways = parse_ways(options.activations);

@@ -47,6 +47,7 @@ struct Inspection {
   std::size_t other_tensors = 0;         // neither of a quantized nor of a dense module
   std::uint64_t quantized_bytes = 0, dense_bytes = 0, other_bytes = 0;
   std::vector<Note> notes;  // about the checkpoint as a whole
+  std::vector<ExpertLayer> experts;
   std::vector<ExplainedShape> shapes;
   std::optional<AddedErrorSource> added_source;  // the activations of the added errors
 
@@ -65,6 +66,9 @@ std::string shape_key(const Module& module);
 /// Modules of the same name, layer numbers aside, and of the same shape and scheme as one: "layers.*.mlp.up_proj ×32", their bytes and
 /// notes together, the worst of their errors.
 std::vector<InspectedModule> grouped(const std::vector<InspectedModule>& modules);
+
+/// Modules of the experts of a layer as one, likewise: "model.layers.0.mlp.experts.0…127.down_proj".
+std::vector<InspectedModule> with_experts_together(const std::vector<InspectedModule>& modules);
 
 std::string inspection_text(const Inspection& inspection, bool colour);
 Json inspection_json(const Inspection& inspection);

@@ -98,7 +98,8 @@ std::string module_table(const Inspection& inspection, bool colour) {
                              human_bytes(static_cast<double>(m.bytes)),
                              m.act_order ? "act-order" : ""};
   };
-  for (const InspectedModule& found : inspection.summary ? grouped(inspection.modules) : inspection.modules) {
+  for (const InspectedModule& found :
+       inspection.summary ? grouped(inspection.modules) : with_experts_together(inspection.modules)) {
     std::string sqnr, cosine, max_error;
     if (found.error) {
       sqnr = std::isinf(found.error->sqnr_db) ? "exact" : fmt::format("{:.1f}", found.error->sqnr_db);
@@ -112,10 +113,21 @@ std::string module_table(const Inspection& inspection, bool colour) {
   if (inspection.modules.empty()) {  // of a float checkpoint, its float modules are of interest
     std::vector<InspectedModule> dense;
     for (const Module& module : inspection.dense) dense.push_back({.module = module});
-    for (const InspectedModule& found : inspection.summary ? grouped(dense) : dense)
+    for (const InspectedModule& found : inspection.summary ? grouped(dense) : with_experts_together(dense))
       table.add(basics(found.module, "", bits(found.module.scheme.codes)));
   }
   return table.render(colour);
+}
+
+// "experts: 48 layers of 128: gate_proj, up_proj, down_proj", a line for each kind of layer.
+std::string experts_text(const std::vector<ExpertLayer>& layers) {
+  std::map<std::string, std::size_t> kinds;
+  for (const ExpertLayer& layer : layers)
+    ++kinds[fmt::format("of {}: {}, {}{}", layer.count, fmt::join(layer.gate_up, ", "), layer.down,
+                        layer.interleaved ? ", rows of gate and up in turns" : "")];
+  std::string text;
+  for (const auto& [kind, count] : kinds) text += fmt::format("experts: {} {}\n", counted(count, "layer"), kind);
+  return text;
 }
 
 std::string totals(const Inspection& inspection) {
@@ -135,6 +147,7 @@ std::string totals(const Inspection& inspection) {
     text += fmt::format("{} not quantized ({}), {}\n", counted(inspection.dense.size(), "module"), types,
                         human_bytes(static_cast<double>(inspection.dense_bytes)));
   }
+  text += experts_text(inspection.experts);
   if (inspection.other_tensors > 0) {
     text += fmt::format("{}, {}\n", counted(inspection.other_tensors, "other tensor"),
                         human_bytes(static_cast<double>(inspection.other_bytes)));
@@ -169,6 +182,7 @@ Json module_json(const Module& module) {
                {"bias", module.has_bias}};
   if (module.claimed) json["claimed"] = module.claimed->name();
   if (module.filter) json["filter"] = {module.filter->h, module.filter->w};
+  if (!module.stack.empty()) json["stack"] = module.stack;
   return json;
 }
 
@@ -238,6 +252,15 @@ Json inspection_json(const Inspection& inspection) {
                {"notes", notes_json(inspection.notes)},
                {"modules", modules},
                {"dense_modules", dense}};
+  if (!inspection.experts.empty()) {
+    json["experts"] = Json::array();
+    for (const ExpertLayer& layer : inspection.experts)
+      json["experts"].push_back({{"name", layer.name},
+                                 {"count", layer.count},
+                                 {"gate_up", layer.gate_up},
+                                 {"down", layer.down},
+                                 {"interleaved", layer.interleaved}});
+  }
   if (inspection.summary) {
     json["groups"] = Json::array();
     for (const InspectedModule& found : grouped(inspection.modules)) {

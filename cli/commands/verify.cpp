@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "commands/commands.hpp"
@@ -23,7 +24,7 @@ struct Options {
   std::string accumulation = "fast";
   std::vector<std::int64_t> m = {1, 16};
   std::uint64_t seed = 1;
-  std::int64_t sample_columns = 0;
+  std::int64_t sample_columns = 0, experts = kSampledExperts;
   float outliers = 1.0f;
   int threads = 0;
   bool dense = false;
@@ -98,6 +99,11 @@ std::string verification_text(const Options& options, const std::vector<Verified
   for (const VerifiedLayer& layer : layers)
     if (!layer.activations.empty()) ways.insert(layer.activations);
   const std::string as = fmt::format("{}", fmt::join(ways, ", "));
+  std::set<std::string> experts;
+  for (const VerifiedLayer& layer : layers)
+    if (const auto name = expert_in(layer.name)) experts.insert(name->before);
+  if (!experts.empty() && options.experts > 0)
+    text += fmt::format("experts: up to {} of each layer; --experts 0 verifies all\n", options.experts);
   text += failed == 0 ? styled("all passed", Style::good, colour) : styled(fmt::format("{} failed", failed), Style::bad, colour);
   text += fmt::format(": {}, {} outputs compared with the oracle, worst error {:.3f} of the bound, activations {}, seed {}\n",
                       counted(layers.size(), "check"), checked, worst,
@@ -140,6 +146,7 @@ Json verification_json(const Options& options, const std::vector<VerifiedLayer>&
           {"act_scheme", options.activations},
           {"accumulation", options.accumulation},
           {"seed", options.seed},
+          {"experts", options.experts},
           {"passed", passed},
           {"results", results}};
 }
@@ -169,8 +176,8 @@ Result<Outcome> run(const Options& options) {
   spec.added_error = true;
   spec.pack.backend = parse_backend(options.backend);
   spec.plan.kernel = spec.pack.kernel = options.kernel;
-  const auto layers =
-      verify_checkpoint(*checkpoint, *layer, options.m, spec, *quantize, threads.executor(), images, options.dense);
+  const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, *quantize, threads.executor(), images,
+                                        options.dense, options.experts);
   if (!layers.ok()) return layers.status();
   if (layers->empty())  // no check must not look like success
     return Status(StatusCode::invalid_argument,
@@ -203,6 +210,29 @@ Result<VerifyReport> verify_module_conv(const Module& module, const QuantTensor&
   return verify_conv(q, conv, &executor);
 }
 
+// Without most of the experts of each layer: `experts` of them stay, evenly spread, and others in each layer.
+std::vector<const Module*> sampled(const std::vector<const Module*>& modules, std::int64_t experts) {
+  std::map<std::string, std::set<std::int64_t>> layers;  // by name up to the number
+  for (const Module* module : modules)
+    if (const auto name = expert_in(module->name)) layers[name->before].insert(name->expert);
+  std::int64_t offset = 0;
+  for (auto& [name, numbers] : layers) {
+    const auto count = std::ssize(numbers);
+    if (experts == 0 || count <= experts) continue;
+    const std::vector<std::int64_t> all(numbers.begin(), numbers.end());
+    numbers.clear();
+    for (std::int64_t i = 0; i < experts; ++i)
+      numbers.insert(all[static_cast<std::size_t>((offset + i * count / experts) % count)]);
+    ++offset;
+  }
+  std::vector<const Module*> kept;
+  for (const Module* module : modules) {
+    const auto name = expert_in(module->name);
+    if (!name || layers[name->before].contains(name->expert)) kept.push_back(module);
+  }
+  return kept;
+}
+
 }  // namespace
 
 ConvGeometry verified_geometry(const Module& module, Extent image) {
@@ -221,11 +251,12 @@ ConvGeometry verified_geometry(const Module& module, Extent image) {
 Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const Pattern& layer,
                                                      std::span<const std::int64_t> m_list, VerifySpec spec,
                                                      const AskedActivations& asked, Executor& executor,
-                                                     const VerifyImages& images, bool dense) {
+                                                     const VerifyImages& images, bool dense, std::int64_t experts) {
   std::vector<const Module*> modules;
   for (const Module& module : checkpoint.modules()) {
     if ((module.quantized() || dense) && layer.search(module.name)) modules.push_back(&module);
   }
+  modules = sampled(modules, experts);
   spec.plan.threads = executor.threads();
   spec.pack.executor = &executor;
   std::vector<VerifiedLayer> layers;
@@ -278,6 +309,12 @@ void add_verify(CLI::App& app, Action& action) {
   command->add_option("--sample-columns", options->sample_columns, "Compare only this many output columns (default: all)")
       ->check(between(1, 1 << 30))
       ->type_name("N");
+  command
+      ->add_option("--experts", options->experts,
+                   "Of the experts of a layer, verify only this many, others in each layer; 0: all")
+      ->check(between(0, 1 << 20))
+      ->type_name("N")
+      ->capture_default_str();
   command->add_option("--outliers", options->outliers, "Make every 256th input channel this many times larger")
       ->check(outlier_factor())
       ->type_name("FACTOR")

@@ -27,11 +27,15 @@ struct VerifyImages {
 /// others have one group; stride and dilation are 1, and images are padded by half the filter.
 ConvGeometry verified_geometry(const Module& module, Extent image);
 
+/// How many experts of a layer are verified, unless told otherwise.
+inline constexpr std::int64_t kSampledExperts = 4;
+
 /// verify_linear or verify_conv for every quantized module that matches, and every M, of images for the latter; `spec` gives the rest.
-/// dense: also for those that are not quantized.
+/// dense: also for those that are not quantized. experts: of those of a layer, how many, which are others in each layer; 0: all.
 Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const Pattern& layer,
                                                      std::span<const std::int64_t> m_list, VerifySpec spec,
                                                      const AskedActivations& asked, Executor& executor,
-                                                     const VerifyImages& images = {}, bool dense = false);
+                                                     const VerifyImages& images = {}, bool dense = false,
+                                                     std::int64_t experts = kSampledExperts);
 
 }  // namespace nibble::cli

@@ -122,6 +122,18 @@ std::string without_numbers(std::string_view name) {
   }
 }
 
+std::optional<ExpertName> expert_in(std::string_view name) {
+  constexpr std::string_view kExperts = "experts.";
+  constexpr std::size_t kMostDigits = 9;
+  const std::size_t found = name.rfind(kExperts);
+  if (found == std::string_view::npos) return std::nullopt;
+  const std::size_t begin = found + kExperts.size(), end = std::min(name.find('.', begin), name.size());
+  const std::string digits(name.substr(begin, end - begin));
+  if (digits.empty() || digits.size() > kMostDigits || digits.find_first_not_of("0123456789") != std::string::npos)
+    return std::nullopt;
+  return ExpertName{std::string(name.substr(0, begin)), std::string(name.substr(end)), std::stoll(digits)};
+}
+
 std::string utc_now() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
 
 }  // namespace nibble::cli

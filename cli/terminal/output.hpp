@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -46,6 +47,13 @@ std::string human_binary(std::int64_t bytes);
 std::string counted(std::size_t count, std::string_view noun);
 /// "model.layers.*.mlp.up_proj": the common name of modules of all layers.
 std::string without_numbers(std::string_view name);
+/// An expert in a name, "model.layers.0.mlp.experts.7.w1", without its number and up to it.
+struct ExpertName {
+  std::string before, after;  // "model.layers.0.mlp.experts.", ".w1"
+  std::int64_t expert = 0;
+};
+/// Nothing for modules that are no experts.
+std::optional<ExpertName> expert_in(std::string_view name);
 /// The present moment as ISO 8601 in UTC.
 std::string utc_now();
 

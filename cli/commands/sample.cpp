@@ -10,8 +10,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <functional>
 #include <system_error>
+#include <tuple>
 
 #include "nibble/checkpoint.hpp"
 #include "nibble/parallel.hpp"
@@ -114,44 +117,167 @@ std::vector<std::byte> vector(std::uint64_t key, std::int64_t n) {
   return bytes;
 }
 
+/// The codes and the exponents of float rows in MXFP4, [n,k/2] and [n,k/32]: the largest of 32 weights becomes 4 to 6, the largest e2m1.
+struct Mxfp4 {
+  std::vector<std::byte> blocks, scales;
+};
+constexpr std::int64_t kMxfp4Group = 32;
+Mxfp4 mxfp4(const std::vector<std::byte>& rows) {
+  constexpr std::array<float, 8> kValues = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  constexpr int kBias = 127, kLargest = 2;  // of e8m0; the exponent of 4
+  const auto count = static_cast<std::int64_t>(rows.size() / sizeof(float)), groups = count / kMxfp4Group;
+  Mxfp4 made{std::vector<std::byte>(count / 2), std::vector<std::byte>(groups)};
+  default_executor().parallel_for(groups, [&](std::int64_t g) {
+    std::array<float, kMxfp4Group> w{};
+    std::memcpy(w.data(), rows.data() + g * sizeof w, sizeof w);
+    float largest = 0x1p-100f;
+    for (const float value : w) largest = std::max(largest, std::fabs(value));
+    const int exponent = std::ilogb(largest) - kLargest;
+    made.scales[g] = static_cast<std::byte>(exponent + kBias);
+    for (std::int64_t i = 0; i < kMxfp4Group; ++i) {
+      const float x = std::ldexp(std::fabs(w[i]), -exponent);
+      const auto nearest = std::ranges::min_element(kValues, {}, [x](float value) { return std::fabs(value - x); });
+      const int code = static_cast<int>(nearest - kValues.begin()) + (w[i] < 0 ? 8 : 0);
+      made.blocks[(g * kMxfp4Group + i) / 2] |= static_cast<std::byte>(i % 2 == 0 ? code : code << 4);
+    }
+  });
+  return made;
+}
+
+/// Of all experts, one after the other: their codes, or their exponents.
+std::vector<std::byte> mxfp4_of_experts(std::uint64_t key, std::int64_t experts, std::int64_t n, std::int64_t k, bool scales) {
+  std::vector<std::byte> all;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    const Mxfp4 made = mxfp4(matrix<float>(mix(key + e), n, k));
+    const std::vector<std::byte>& part = scales ? made.scales : made.blocks;
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
 template <class T>
 std::vector<std::byte> contents(std::uint64_t key, const std::vector<std::int64_t>& shape) {
   return shape.size() == 1 ? vector<T>(key, shape[0]) : matrix<T>(key, shape[0], shape[1]);
 }
 
-std::vector<TensorSource> sources(const Architecture& a, const SampleSpec& spec) {
-  std::vector<TensorSource> all;
-  auto add = [&](std::string name, std::vector<std::int64_t> shape) {
-    const std::uint64_t key = mix(spec.seed) ^ hash(name);
-    auto produce = [=, dtype = spec.dtype]() -> Result<std::vector<std::byte>> {
+/// The channels between the matrices of an expert: a token's experts have those of the dense layer together, in runs of 64.
+std::int64_t expert_channels(const Architecture& a, const SampleSpec& spec) {
+  constexpr int kRun = 64;
+  return std::max(kRun, a.intermediate / spec.top_k / kRun * kRun);
+}
+
+/// The tensors of a checkpoint, which get their numbers when they are written.
+class Sources {
+ public:
+  explicit Sources(const SampleSpec& spec) : spec_(spec) {}
+
+  void add(std::string name, std::vector<std::int64_t> shape) {
+    const std::uint64_t key = key_of(name);
+    add(std::move(name), spec_.dtype, shape, [=, dtype = spec_.dtype] {
       if (dtype == DType::f16) return contents<f16>(key, shape);
       if (dtype == DType::bf16) return contents<bf16>(key, shape);
       return contents<float>(key, shape);
-    };
-    all.push_back({std::move(name), spec.dtype, std::move(shape), std::move(produce)});
-  };
+    });
+  }
+  /// name_blocks, name_scales and name_bias of experts [n,k].
+  void add_mxfp4(const std::string& name, std::int64_t experts, std::int64_t n, std::int64_t k) {
+    const std::uint64_t key = key_of(name);
+    const std::int64_t groups = k / kMxfp4Group;
+    for (const bool scales : {false, true})
+      add(name + (scales ? "_scales" : "_blocks"), DType::u8,
+          scales ? std::vector{experts, n, groups} : std::vector{experts, n, groups, kMxfp4Group / 2},
+          [=] { return mxfp4_of_experts(key, experts, n, k, scales); });
+    add(name + "_bias", {experts, n});
+  }
+  std::vector<TensorSource> take() { return std::move(all_); }
+
+ private:
+  std::uint64_t key_of(std::string_view name) const { return mix(spec_.seed) ^ hash(name); }
+  void add(std::string name, DType type, std::vector<std::int64_t> shape, std::function<std::vector<std::byte>()> make) {
+    all_.push_back({std::move(name), type, std::move(shape), [make]() -> Result<std::vector<std::byte>> { return make(); }});
+  }
+
+  const SampleSpec& spec_;
+  std::vector<TensorSource> all_;
+};
+
+void add_feed_forward(Sources& all, const std::string& layer, const Architecture& a, const SampleSpec& spec) {
+  if (spec.experts == 0) {
+    all.add(layer + "mlp.gate_proj.weight", {a.intermediate, a.hidden});
+    all.add(layer + "mlp.up_proj.weight", {a.intermediate, a.hidden});
+    all.add(layer + "mlp.down_proj.weight", {a.hidden, a.intermediate});
+    return;
+  }
+  const std::int64_t between = expert_channels(a, spec);
+  if (spec.family == "gpt-oss") {
+    all.add(layer + "mlp.router.weight", {spec.experts, a.hidden});
+    all.add(layer + "mlp.router.bias", {spec.experts});
+    all.add_mxfp4(layer + "mlp.experts.gate_up_proj", spec.experts, 2 * between, a.hidden);
+    all.add_mxfp4(layer + "mlp.experts.down_proj", spec.experts, a.hidden, between);
+    return;
+  }
+  const bool mixtral = spec.family == "mixtral";
+  const std::string block = layer + (mixtral ? "block_sparse_moe." : "mlp.");
+  all.add(block + "gate.weight", {spec.experts, a.hidden});
+  for (int e = 0; e < spec.experts; ++e) {
+    const std::string expert = fmt::format("{}experts.{}.", block, e);
+    all.add(expert + (mixtral ? "w1" : "gate_proj") + ".weight", {between, a.hidden});
+    all.add(expert + (mixtral ? "w3" : "up_proj") + ".weight", {between, a.hidden});
+    all.add(expert + (mixtral ? "w2" : "down_proj") + ".weight", {a.hidden, between});
+  }
+}
+
+std::vector<TensorSource> sources(const Architecture& a, const SampleSpec& spec) {
+  Sources all(spec);
   const std::int64_t q = a.heads * a.head_dim, kv = a.kv_heads * a.head_dim;
-  add("model.embed_tokens.weight", {spec.vocab, a.hidden});
+  const bool gpt_oss = spec.experts > 0 && spec.family == "gpt-oss";
+  all.add("model.embed_tokens.weight", {spec.vocab, a.hidden});
   for (int i = 0; i < spec.layers; ++i) {
     const std::string layer = fmt::format("model.layers.{}.", i);
-    add(layer + "input_layernorm.weight", {a.hidden});
-    add(layer + "self_attn.q_proj.weight", {q, a.hidden});
-    add(layer + "self_attn.k_proj.weight", {kv, a.hidden});
-    add(layer + "self_attn.v_proj.weight", {kv, a.hidden});
-    add(layer + "self_attn.o_proj.weight", {a.hidden, q});
-    add(layer + "post_attention_layernorm.weight", {a.hidden});
-    add(layer + "mlp.gate_proj.weight", {a.intermediate, a.hidden});
-    add(layer + "mlp.up_proj.weight", {a.intermediate, a.hidden});
-    add(layer + "mlp.down_proj.weight", {a.hidden, a.intermediate});
+    all.add(layer + "input_layernorm.weight", {a.hidden});
+    for (const auto& [name, n, k] : {std::tuple("q_proj", q, std::int64_t{a.hidden}),
+                                     {"k_proj", kv, a.hidden},
+                                     {"v_proj", kv, a.hidden},
+                                     {"o_proj", std::int64_t{a.hidden}, q}}) {
+      all.add(fmt::format("{}self_attn.{}.weight", layer, name), {n, k});
+      if (gpt_oss) all.add(fmt::format("{}self_attn.{}.bias", layer, name), {n});
+    }
+    if (gpt_oss) all.add(layer + "self_attn.sinks", {a.heads});
+    if (spec.experts > 0 && spec.family == "qwen3-moe")
+      for (const char* norm : {"q_norm", "k_norm"}) all.add(fmt::format("{}self_attn.{}.weight", layer, norm), {a.head_dim});
+    all.add(layer + "post_attention_layernorm.weight", {a.hidden});
+    add_feed_forward(all, layer, a, spec);
   }
-  add("model.norm.weight", {a.hidden});
-  add("lm_head.weight", {spec.vocab, a.hidden});
-  return all;
+  all.add("model.norm.weight", {a.hidden});
+  all.add("lm_head.weight", {spec.vocab, a.hidden});
+  return all.take();
+}
+
+/// What a configuration says about experts.
+void add_experts(Json& json, const Architecture& a, const SampleSpec& spec) {
+  const std::int64_t between = expert_channels(a, spec);
+  const bool qwen = spec.family == "qwen3-moe", mixtral = spec.family == "mixtral";
+  json["architectures"] = {qwen ? "Qwen3MoeForCausalLM" : mixtral ? "MixtralForCausalLM" : "GptOssForCausalLM"};
+  json["model_type"] = qwen ? "qwen3_moe" : mixtral ? "mixtral" : "gpt_oss";
+  json[qwen ? "num_experts" : "num_local_experts"] = spec.experts;
+  json["num_experts_per_tok"] = spec.top_k;
+  json[qwen ? "moe_intermediate_size" : "intermediate_size"] = between;
+  if (qwen) {
+    json["decoder_sparse_step"] = 1;
+    json["mlp_only_layers"] = Json::array();
+    json["norm_topk_prob"] = true;
+  } else if (!mixtral) {
+    json["attention_bias"] = true;
+    json["swiglu_limit"] = 7.0;
+    json["quantization_config"] = {
+        {"quant_method", "mxfp4"},
+        {"modules_to_not_convert", {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}}};
+  }
 }
 
 std::string config(const Architecture& a, const SampleSpec& spec) {
   const char* dtype = spec.dtype == DType::f16 ? "float16" : spec.dtype == DType::bf16 ? "bfloat16" : "float32";
-  const Json json = {
+  Json json = {
       {"architectures", {"LlamaForCausalLM"}},
       {"model_type", "llama"},
       {"torch_dtype", dtype},
@@ -172,6 +298,7 @@ std::string config(const Architecture& a, const SampleSpec& spec) {
       {"bos_token_id", 0},
       {"eos_token_id", std::min(1, spec.vocab - 1)},
   };
+  if (spec.experts > 0) add_experts(json, a, spec);
   return json.dump(2) + "\n";
 }
 
@@ -183,6 +310,8 @@ std::vector<std::string_view> sample_shapes() {
   return names;
 }
 
+std::vector<std::string_view> sample_families() { return {"mixtral", "qwen3-moe", "gpt-oss"}; }
+
 Status write_sample(const fs::path& out, const SampleSpec& spec) {
   auto bad = [](std::string text) { return Status(StatusCode::invalid_argument, std::move(text)); };
   const auto a = std::ranges::find(kArchitectures, spec.shapes, &Architecture::name);
@@ -191,6 +320,12 @@ Status write_sample(const fs::path& out, const SampleSpec& spec) {
   if (spec.layers < 1 || spec.layers > 1000) return bad(fmt::format("layers={} is outside 1…1000", spec.layers));
   if (spec.vocab < 1 || spec.vocab > 1 << 20) return bad(fmt::format("vocab={} is outside 1…{}", spec.vocab, 1 << 20));
   if (!is_compute_float(spec.dtype)) return bad(fmt::format("dtype {} is not f32, f16 or bf16", name(spec.dtype)));
+  if (spec.experts < 0 || spec.experts > 4096) return bad(fmt::format("experts={} is outside 0…4096", spec.experts));
+  if (spec.experts > 0 && (spec.top_k < 1 || spec.top_k > spec.experts))
+    return bad(fmt::format("top_k={} is outside 1…{}, of {} experts", spec.top_k, spec.experts, spec.experts));
+  const auto families = sample_families();
+  if (std::ranges::find(families, spec.family) == families.end())
+    return bad(fmt::format("no experts of the family '{}'; there are {}", spec.family, fmt::join(families, ", ")));
 
   return write_checkpoint(out, sources(*a, spec), config(*a, spec), spec.overwrite);
 }

@@ -22,12 +22,15 @@ Result<Outcome> run(const Options& options) {
   spec.dtype = parse_dtype(options.dtype).value_or(DType::bf16);
   if (Status written = write_sample(options.out, spec); !written.ok()) return with_force_hint(written);
   const auto text = [&] {
-    return fmt::format("{}: {} of random weights shaped like {}, {}, seed {}\n", options.out.string(),
-                       counted(static_cast<std::size_t>(spec.layers), "layer"), spec.shapes, options.dtype, spec.seed);
+    const std::string experts = spec.experts == 0 ? "" : fmt::format(", {} experts of {}", spec.experts, spec.family);
+    return fmt::format("{}: {} of random weights shaped like {}{}, {}, seed {}\n", options.out.string(),
+                       counted(static_cast<std::size_t>(spec.layers), "layer"), spec.shapes, experts, options.dtype, spec.seed);
   };
   const auto document = [&]() -> Json {
-    return {{"schema", 1},         {"path", options.out.string()}, {"shapes", spec.shapes}, {"layers", spec.layers},
-            {"vocab", spec.vocab}, {"dtype", options.dtype},       {"seed", spec.seed}};
+    Json json = {{"schema", 1},         {"path", options.out.string()}, {"shapes", spec.shapes}, {"layers", spec.layers},
+                 {"vocab", spec.vocab}, {"dtype", options.dtype},       {"seed", spec.seed}};
+    if (spec.experts > 0) json["experts"] = {{"count", spec.experts}, {"top_k", spec.top_k}, {"family", spec.family}};
+    return json;
   };
   if (Status written = print_result(options.json, text, document); !written.ok()) return written;
   return Outcome::ok;
@@ -39,7 +42,8 @@ void add_sample(CLI::App& app, Action& action) {
   CLI::App* command = add_command(app, "sample", "Write a float checkpoint with random weights in the shapes of a real model",
                                   "  nibble sample float/ --shapes tiny\n"
                                   "  nibble quantize float/ awq/ --format awq\n"
-                                  "  nibble verify awq/");
+                                  "  nibble verify awq/\n"
+                                  "  nibble sample experts/ --shapes tiny --experts 8 --top-k 2 --family mixtral");
   auto options = std::make_shared<Options>();
   std::vector<std::string> shapes;
   for (std::string_view name : sample_shapes()) shapes.emplace_back(name);
@@ -56,6 +60,27 @@ void add_sample(CLI::App& app, Action& action) {
       ->check(between(1, 1 << 20))
       ->type_name("N")
       ->capture_default_str();
+  CLI::Option* experts =
+      command->add_option("--experts", options->spec.experts, "Experts in place of each feed-forward layer; 0: none")
+          ->check(between(0, 4096))
+          ->type_name("E")
+          ->capture_default_str();
+  command->add_option("--top-k", options->spec.top_k, "Experts of a token, which have the channels of the dense layer together")
+      ->check(between(1, 4096))
+      ->type_name("K")
+      ->capture_default_str()
+      ->needs(experts);
+  std::vector<std::string> families;
+  for (std::string_view name : sample_families()) families.emplace_back(name);
+  command
+      ->add_option("--family", options->spec.family,
+                   "Whose names experts have: mixtral (w1, w3, w2), qwen3-moe (gate_proj, up_proj, down_proj), or gpt-oss, whose "
+                   "experts are "
+                   "stored together, in MXFP4")
+      ->check(one_of(families))
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->needs(experts);
   command->add_option("--seed", options->spec.seed, "Seed of the weights")->type_name("N")->capture_default_str();
   command->add_option("--dtype", options->dtype, "Type of the weights: f32, f16 or bf16")
       ->check(one_of({"f32", "f16", "bf16"}))

@@ -202,6 +202,56 @@ TEST_F(Cli, ForceReplacesAnOutput) {
   EXPECT_EQ(listing(directory_), std::vector<std::string>{"s"});
 }
 
+/// Checkpoints of experts through the commands; those of gpt-oss are stored together, and are read but not written.
+TEST_F(Cli, Experts) {
+  const auto sample = [&](const std::string& family) {
+    const std::string out = at(family);
+    EXPECT_EQ(nibble({"sample", out, "--shapes", "tiny", "--experts", "6", "--top-k", "2", "--family", family, "--vocab", "64"})
+                  .exit_code,
+              0);
+    return out;
+  };
+  for (const std::string family : {"mixtral", "qwen3-moe"}) {
+    const std::string down = family == "mixtral" ? "w2" : "down_proj", block = family == "mixtral" ? "block_sparse_moe" : "mlp";
+    const std::string quantized = at(family + "-awq");
+    const Finished run = nibble({"quantize", sample(family), quantized, "--format", "awq", "--scheme", "u4zg64"});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_TRUE(contains(run.out, "router of experts")) << run.out;
+    const Finished inspected = nibble({"inspect", quantized});
+    EXPECT_EQ(inspected.exit_code, 0) << inspected.err;
+    EXPECT_TRUE(contains(inspected.out, "model.layers.0." + block + ".experts.0…5." + down + " ")) << inspected.out;
+    EXPECT_TRUE(contains(inspected.out, "experts: 1 layer of 6: ")) << inspected.out;
+    EXPECT_FALSE(contains(inspected.out, "experts.3.")) << inspected.out;
+    const auto json = nibble_json({"inspect", quantized, "--json"});
+    EXPECT_EQ(json["experts"][0]["count"], 6);
+    EXPECT_EQ(json["experts"][0]["down"], down);
+    EXPECT_EQ(json["totals"]["quantized_modules"], 4 + 6 * 3);
+    EXPECT_EQ(nibble_json({"verify", quantized, "-M", "1", "--experts", "2", "--json"})["results"].size(), 4u + 2 * 3);
+    EXPECT_EQ(nibble_json({"verify", quantized, "-M", "1", "--experts", "0", "--json"})["results"].size(), 4u + 6 * 3);
+    EXPECT_TRUE(contains(nibble({"verify", quantized, "-M", "1"}).out, "up to 4 of each layer; --experts 0 verifies all"));
+    EXPECT_EQ(nibble_json({"verify", quantized, "-M", "1", "--layer", "experts.3." + down, "--json"})["results"].size(), 1u);
+    ASSERT_EQ(nibble({"pack", quantized, at(family + ".nibble")}).exit_code, 0);
+    EXPECT_EQ(nibble({"verify", quantized, "--packed", at(family + ".nibble")}).exit_code, 0);
+  }
+  const std::string together = sample("gpt-oss");
+  const Finished inspected = nibble({"inspect", together});
+  EXPECT_EQ(inspected.exit_code, 0) << inspected.err;
+  EXPECT_TRUE(contains(inspected.out, "model.layers.0.mlp.experts.0…5.gate_up_proj  mxfp4")) << inspected.out;
+  EXPECT_TRUE(contains(inspected.out, "gate_up_proj, down_proj, rows of gate and up in turns")) << inspected.out;
+  EXPECT_EQ(nibble_json({"verify", together, "-M", "1,3", "--json"})["results"].size(), 2u * 4 * 2);
+  ASSERT_EQ(nibble({"pack", together, at("gpt-oss.nibble")}).exit_code, 0);
+  EXPECT_EQ(nibble({"verify", together, "--packed", at("gpt-oss.nibble")}).exit_code, 0);
+  for (const std::vector<std::string>& command : {std::vector<std::string>{"dequantize", together, at("out")},
+                                                  {"convert", together, at("out"), "--format", "compressed-tensors"},
+                                                  {"quantize", together, at("out"), "--format", "awq"}}) {
+    const Finished refused = nibble(command);
+    EXPECT_EQ(refused.exit_code, 3) << refused.err;
+    EXPECT_TRUE(contains(refused.err, "one of the experts that are stored together in the tensors of model.layers.0.mlp.experts"))
+        << refused.err;
+  }
+  EXPECT_FALSE(std::filesystem::exists(at("out")));
+}
+
 TEST_F(Cli, SamplesAreReproducible) {
   ASSERT_EQ(nibble({"sample", at("a"), "--shapes", "tiny", "--seed", "7"}).exit_code, 0);
   ASSERT_EQ(nibble({"sample", at("b"), "--shapes", "tiny", "--seed", "7"}).exit_code, 0);

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "nibble/checkpoint.hpp"
+#include "nibble/expert_layer.hpp"
 
 namespace nibble::cli {
 namespace {
@@ -122,6 +123,37 @@ TEST_F(Sample, WeightsLookTrained) {
 }
 
 // The hashes pin the bytes: another platform, compiler or number of threads must not change them.
+TEST_F(Sample, HasExpertsOfEachFamily) {
+  for (const std::string_view family : sample_families()) {
+    SampleSpec spec = tiny_;
+    spec.experts = 3, spec.top_k = 2, spec.family = family, spec.overwrite = true;
+    const Status written = write_sample(dir_ / "out", spec);
+    ASSERT_TRUE(written.ok()) << written.message();
+    const auto checkpoint = Checkpoint::open(dir_ / "out");
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+    EXPECT_TRUE(checkpoint->notes().empty()) << family << ": " << checkpoint->notes().front().text;
+    const auto layers = expert_layers(*checkpoint);
+    ASSERT_EQ(layers.size(), 2u) << family;
+    EXPECT_EQ(layers[1].name, family == "mixtral" ? "model.layers.1.block_sparse_moe.experts" : "model.layers.1.mlp.experts");
+    EXPECT_EQ(layers[1].count, 3);
+    EXPECT_EQ(layers[1].interleaved, family == "gpt-oss");
+    const auto up = read_gate_up(*checkpoint, layers[1], 2), down = read_down(*checkpoint, layers[1], 2);
+    ASSERT_TRUE(up.ok() && down.ok());
+    EXPECT_EQ(up->n, 2 * 384) << "of 768 channels, for the two experts of a token";
+    EXPECT_EQ(up->k, 256);
+    EXPECT_EQ(down->n, 256);
+    EXPECT_EQ(down->k, 384);
+    double squares = 0;
+    for (std::int64_t n = 0; n < up->n; ++n)
+      for (std::int64_t k = 0; k < up->k; ++k) squares += std::pow(up->value(n, k), 2);
+    EXPECT_NEAR(std::sqrt(squares / static_cast<double>(up->n * up->k)), 0.02, 0.004) << family;
+    const auto config = nlohmann::json::parse(read(dir_ / "out/config.json"));
+    EXPECT_EQ(config.at(family == "qwen3-moe" ? "num_experts" : "num_local_experts"), 3);
+    EXPECT_EQ(config.at("num_experts_per_tok"), 2);
+    EXPECT_EQ(config.contains("quantization_config"), family == "gpt-oss");
+  }
+}
+
 TEST_F(Sample, SameBytesEverywhere) {
   auto digest = [&](DType dtype) {
     SampleSpec spec = tiny_;

@@ -8,11 +8,13 @@ as its tensors live. gptq_shuffle does nothing here: swap it together with gptq_
 
 from __future__ import annotations
 
+from typing import Any, Sequence
+
 import torch
 from torch import Tensor
 
 import nibble
-from nibble.compat import _shared
+from nibble.compat import _experts, _shared
 from nibble.errors import InvalidArgument, Unsupported
 
 
@@ -145,3 +147,42 @@ def per_token_group_quant_int8(
     codes, scales, _ = nibble.quantize_activations(x, f"s8g{group_size}")
     assert scales is not None
     return codes, scales
+
+
+def fused_experts(
+    hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, inplace: bool = False, activation: Any = "silu",
+    apply_router_weight_on_input: bool = False, global_num_experts: int = -1, expert_map: Tensor | None = None, quant_config: Any = None, *,
+    use_fp8_w8a8: bool = False, use_int8_w8a8: bool = False, use_int8_w8a16: bool = False, use_int4_w4a16: bool = False,
+    per_channel_quant: bool = False, w1_scale: Tensor | None = None, w2_scale: Tensor | None = None, w1_zp: Tensor | None = None,
+    w2_zp: Tensor | None = None, a1_scale: Tensor | None = None, a2_scale: Tensor | None = None, block_shape: Sequence[int] | None = None,
+    w1_bias: Tensor | None = None, w2_bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """hidden_states [T,K], w1 [E,2I,K], w2 [E,K,I], topk_weights and topk_ids [T,top_k] → [T,K]. quant_config: a FusedMoEQuantConfig; older
+    versions of vLLM pass what it holds. Weights: floats; FP8 or int8 with scales [E], [E,N] or of blocks; int8, or with block_shape
+    (0, group) uint8 of 8 or 4 bits, for 16-bit activations. expert_map: from ids of all processes to those here, -1: elsewhere.
+
+    FP8 and int8 activations get a scale per token, or with block_shape per group of a token, where vLLM without per_channel_quant has one for
+    all tokens: the result is nearer to that of floats. Known scales (a1_scale) are refused. Rows are sorted by expert inside, so that nothing
+    takes the place of moe_align_block_size."""
+    given = {
+        "use_fp8_w8a8": use_fp8_w8a8, "use_int8_w8a8": use_int8_w8a8, "use_int8_w8a16": use_int8_w8a16, "use_int4_w4a16": use_int4_w4a16,
+        "w1_scale": w1_scale, "w2_scale": w2_scale, "w1_zp": w1_zp, "w2_zp": w2_zp, "a1_scale": a1_scale, "a2_scale": a2_scale,
+        "block_shape": block_shape, "w1_bias": w1_bias, "w2_bias": w2_bias,
+    }  # fmt: skip
+    if quant_config is not None:
+        given = {name: getattr(quant_config, name, None) for name in given}
+        other = [name for name in ("use_mxfp4_w4a16", "use_mxfp4_w4a4", "use_nvfp4_w4a4", "ocp_mx_scheme") if getattr(quant_config, name, None)]
+        if other:
+            raise Unsupported(f"quant_config says {', '.join(other)}; nibble's has {', '.join(_EXPERTS)}")
+    kinds = [kind for kind in _EXPERTS if given.pop(f"use_{kind}")]
+    if len(kinds) > 1:
+        raise InvalidArgument(f"weights are {' and '.join(kinds)}")
+    if any([given.pop(name) is not None for name in ("a1_scale", "a2_scale")]):
+        raise Unsupported("a1_scale or a2_scale: known scales of activations; nibble finds one for each token")
+    return _experts.fused_experts(
+        hidden_states, w1, w2, topk_weights, topk_ids, inplace=inplace, activation=activation,
+        apply_router_weight_on_input=apply_router_weight_on_input, expert_map=expert_map, kind=kinds[0] if kinds else None, **given,
+    )  # fmt: skip
+
+
+_EXPERTS = ("fp8_w8a8", "int8_w8a8", "int8_w8a16", "int4_w4a16")

@@ -68,7 +68,9 @@ def _with_scales(
     """The scheme, and scales [E, rows, groups]."""
     experts = w.shape[0]
     kinds = {torch.float8_e4m3fn: "e4m3", torch.int8: "s8", torch.uint8: "u4z" if has_zeros else "u4b8" if bits == 4 else "u8b128"}
-    if w.dtype not in kinds or (bits == 4) != (w.dtype == torch.uint8 and bits == 4):
+    if has_zeros and bits != 4:
+        raise Unsupported("zero points of 8-bit codes of experts; nibble's shim takes those of 4-bit codes")
+    if w.dtype not in kinds or (bits == 4 and w.dtype != torch.uint8):
         raise InvalidArgument(f"weights of type {w.dtype} with scales; those are float8_e4m3fn, int8, or uint8 for codes of {bits} bits")
     kind = kinds[w.dtype]
     if block_shape:

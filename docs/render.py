@@ -493,20 +493,22 @@ def generation(data):
 
 
 def experts(data):
-    """A row per number of tokens, a column per scheme and routing: the time of the layer, and how fast it reads the weights of the experts that are hit."""
+    """A row per number of tokens, a column per scheme: the time of the layer, how fast it reads the weights of the experts that are hit, and what uneven routing costs."""
     if data is None:
         return "Not measured yet: `bench/moe.py` on a machine with a GPU and PyTorch.\n"
     cells = {(r["scheme"], r["routing"], r["tokens"]): r for r in data["results"]}
-    columns = list(dict.fromkeys((scheme, routing) for scheme, routing, _ in cells))
+    schemes = list(dict.fromkeys(scheme for scheme, _, _ in cells))
 
-    def cell(r):
-        return f"{r['us']:,.0f} µs · {r['gbytes_per_s']:,.0f} GB/s · {r['tflops']:.0f} TFLOPS · **{r['linear_us'] / r['us']:.1f}×**"
+    def cell(scheme, tokens):
+        r, uneven = cells[scheme, "uniform", tokens], cells.get((scheme, "zipf", tokens))
+        return (f"{r['us']:,.0f} µs · {r['gbytes_per_s']:,.0f} GB/s · {r['tflops']:.0f} TFLOPS · **{r['linear_us'] / r['us']:.1f}×**"
+                + (f" · {uneven['us'] / r['us']:.2f}" if uneven else ""))
 
-    body = [[f"{t:,}"] + [cell(cells[*column, t]) if (*column, t) in cells else "" for column in columns] for t in dict.fromkeys(t for _, _, t in cells)]
+    body = [[f"{t:,}"] + [cell(scheme, t) for scheme in schemes] for t in dict.fromkeys(t for _, _, t in cells)]
     first = data["results"][0]
-    return (table(["T"] + [f"`{scheme}`, {routing}" for scheme, routing in columns], body) + f"\n{first['experts']} experts, {first['top_k']} a token, "
+    return (table(["T"] + [f"`{scheme}`" for scheme in schemes], body) + f"\n{first['experts']} experts, {first['top_k']} a token, "
             f"{first['hidden']} → {first['intermediate']} → {first['hidden']}, {first['a_dtype']}; {data['device']}, PyTorch {data['torch']}. Time of the layer · weights of the experts that are hit, "
-            "over it · products · over two linear plans for each expert hit, with the mean number of tokens.\n")
+            "over it · products · over two linear plans for each expert hit, with the mean number of tokens · the time with routing by Zipf's law, over that with uniform routing.\n")
 
 
 def parallel(data):

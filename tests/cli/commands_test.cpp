@@ -117,7 +117,7 @@ TEST_F(Cli, TheFirstExampleRuns) {
     EXPECT_EQ(finished.exit_code, 0) << line << ": " << finished.err;
     ++commands;
   }
-  EXPECT_EQ(commands, 3);
+  EXPECT_EQ(commands, 4);
 }
 
 TEST_F(Cli, TheFilesOfExamplesAreTheUsersOrMadeByThem) {

@@ -259,6 +259,44 @@ TEST_P(LinearConformance, EveryEpilogue) {
     for (std::uint64_t turn : {0, 1}) expect_verified(q, spec_for(kernel, 5, act_for(kernel, turn), spec, seed++), kernel.name);
 }
 
+/// Row n of W has one weight that is not 0, the code n, and all activations are 1: D is the value of the code, or NaN.
+TEST_P(LinearConformance, EveryCodeOfFloats) {
+  const Kernel& kernel = *GetParam();
+  if (kernel.backend == Backend::cuda || kernel.quantizes) GTEST_SKIP() << "codes that are NaN are refused when packed for a GPU";
+  constexpr std::int64_t n = 256, k = 264;
+  int taken = 0;
+  for (const DType codes : {DType::e4m3, DType::e2m1, DType::e5m2}) {
+    const WeightScheme scheme{codes, ZeroKind::none, GroupShape::group(32), DType::f32};
+    const DType act = act_for(kernel, 0);
+    if (!takes(kernel, scheme, n, k, {}, act)) continue;
+    ++taken;
+    QuantTensor q = random_weight(scheme, n, k, 1);
+    std::ranges::fill(q.codes, std::uint8_t{0});
+    for (std::int64_t i = 0; i < n; ++i) {
+      q.codes[static_cast<std::size_t>(i * k + i)] = static_cast<std::uint8_t>(i & ((1 << bits(codes)) - 1));
+    }
+    for (std::int64_t i = 0; i < q.scales.numel(); ++i) q.scales.set(i, 1.0f);
+    for (const std::int64_t m : {1, 40}) {
+      Tensor a(act, {m, k});
+      for (std::int64_t i = 0; i < m * k; ++i) a.set(i, 1.0f);
+      std::vector<float> d(static_cast<std::size_t>(m * n));
+      const LinearSpec spec{.a_dtype = act, .m_max = m, .epilogue = {.out = DType::f32}};
+      const auto weight = pack(q, spec, {.kernel = std::string(kernel.name)});
+      ASSERT_TRUE(weight.ok()) << weight.status().message();
+      const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      ASSERT_TRUE(run_on_host(*plan, *weight, view_of(a), TensorView(d.data(), {m, n}), {}).ok());
+      for (std::int64_t i = 0; i < m * n; ++i) {
+        const float expected = code_value(codes, q.codes[static_cast<std::size_t>(i % n * k + i % n)]),
+                    got = d[static_cast<std::size_t>(i)];
+        ASSERT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected)))
+            << name(codes) << " code " << i % n << ": " << got << " in place of " << expected;
+      }
+    }
+  }
+  if (taken == 0) GTEST_SKIP() << "takes no codes of floats";
+}
+
 /// The factors of an output are two rows of the packed weight; of a weight in blocks of rows, two columns of sums in the workspace.
 TEST_P(LinearConformance, GatedLinearUnit) {
   const Kernel& kernel = *GetParam();

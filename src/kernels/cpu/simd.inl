@@ -146,6 +146,10 @@ inline Vec load_as_floats(const std::byte* p, DType type) {
     case DType::u8: return to_floats(load_u8(p));
     case DType::s8: return to_floats((load_u8(p) ^ 128) - 128);
     case DType::e4m3: return from_e4m3(load_u8(p));
+    case DType::e8m0: {  // an exponent; 0 is a subnormal, 255 NaN
+      const Ints code = load_u8(p);
+      return reinterpret_cast<Vec>(code == 0 ? splat(1 << 22) : code == 255 ? splat(0x7fc00000) : code << 23);
+    }
     default: {
       Vec out{};
       for (int i = 0; i < kLanes; ++i) out[i] = code_value(type, static_cast<std::uint8_t>(p[i]));

@@ -217,9 +217,11 @@ constexpr std::string_view kFixed = "activations as 24-bit fixed point, three in
 constexpr std::string_view kInt8 =
     "quantizes activations to int8 per tensor, token or block of K; copies those that are int8 already";
 constexpr std::string_view kInt8Rows = "quantizes activations to int8, in rows of 64 channels for AMX tiles";
-constexpr std::string_view kHalves = "bf16 activations in pairs of channels, permuted for the weight";
-
-constexpr std::string_view kHalfRows = "bf16 activations in rows of 32 channels for AMX tiles, permuted for the weight";
+constexpr std::string_view kHalves =
+    "bf16 activations in pairs of channels, permuted for the weight; or FP8 codes as bf16, with a scale per segment of K";
+constexpr std::string_view kHalfRows =
+    "bf16 activations in rows of 32 channels for AMX tiles, permuted for the weight; or FP8 codes as bf16, with a scale per "
+    "segment of K";
 
 constexpr std::string_view kNormFloats = "RMSNorm or LayerNorm of the activations, as f32 in token tiles";
 constexpr std::string_view kNormFixed = "RMSNorm or LayerNorm of the activations, as 24-bit fixed point";
@@ -271,8 +273,8 @@ std::int64_t prepared_token_bytes(ActForm form, const ActScheme& quantize, const
   if (form == ActForm::f32) return 4 * k;
   const ActDigits act = ActDigits::make(quantize, weight, k);
   const Segments segments{k, weight.group.k == 0 ? k : weight.group.k, act.piece, act.unit};
-  if (form == ActForm::bf16) return token_bytes(segments, 0, 2);
-  if (form == ActForm::bf16k32) return token_bytes(segments, 0, 2, kRowBytes / 2);
+  if (form == ActForm::bf16) return token_bytes(segments, act.halves_header(), 2);
+  if (form == ActForm::bf16k32) return token_bytes(segments, act.halves_header(), 2, kRowBytes / 2);
   return act.token_header() + token_bytes(segments, act.segment_header(), act.digits, in_rows(form) ? kRowBytes : tile::kOctet);
 }
 

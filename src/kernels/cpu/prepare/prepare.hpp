@@ -13,10 +13,10 @@
 //          of K a tile begins with its zeros instead, s32[H], and sums are of q.
 //   s8k64  int8 for tiles of AMX: as s8, with room for a multiple of 16 tokens, the unused part is not written, and in place of the
 //          octets, for each 16 tokens, for each 64 channels, zeros after the last: for each token, 64 bytes
-//   bf16   octets of each segment
+//   bf16   octets of each segment; of FP8 activations their codes as bf16, and before each segment the scales, f32[H]
 //          octet = 4 pairs of channels (0,2) (4,6) (1,3) (5,7), each: for each token, 2 bf16
 //   bf16k32  the same for tiles of AMX: for each segment, for each 16 tokens, for each 32 channels, zeros after the last: for each token,
-//          64 bytes, 4 octets in that order
+//          64 bytes, 4 octets in that order; scales with room for a multiple of 16 tokens
 //
 // The last octet of a group is padded with zeros, beside pairs with the zero point; so are places of channels of another segment. Tiles of
 // int8 are as even as possible: with T = 12, 13 tokens are tiles of 7 and 6; with T = 32, in steps of 16, 72 are 32, 32 and 8.

@@ -24,6 +24,8 @@ inline void gather(const PrepareTask& t, const std::byte* row, std::int64_t k, s
       for (; i + kLanes <= count; i += kLanes) store(x + i, load_as_floats(from + 2 * i, DType::f16));
     } else if (t.type == DType::bf16) {
       for (; i + kLanes <= count; i += kLanes) store(x + i, load_as_floats(from + 2 * i, DType::bf16));
+    } else if (t.type == DType::e4m3) {
+      for (; i + kLanes <= count; i += kLanes) store(x + i, load_as_floats(from + i, DType::e4m3));
     }
     for (; i < count; ++i) x[i] = element(row, t.type, k + i);
     if (t.prescale != nullptr)
@@ -267,8 +269,8 @@ inline FloatZero float_zero(const act_rule::Rule& rule) {
   return {rule.scale, rule.scale == 0 ? 0.0f : -rule.offset / rule.scale, false};
 }
 
-/// x[0 … count) → the values of its e4m3 codes, in place: act_rule::to_e4m3, times the scale.
-inline void round_to_e4m3(float* x, std::int64_t count, const act_rule::Rule& rule) {
+/// x[0 … count) → the values of its e4m3 codes, in place: act_rule::to_e4m3, times `scale`.
+inline void round_to_e4m3(float* x, std::int64_t count, const act_rule::Rule& rule, float scale) {
   typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
   for (std::int64_t i = 0; i < count; i += kLanes) {
     const Vec scaled = load(x + i) * rule.inverse;
@@ -280,7 +282,7 @@ inline void round_to_e4m3(float* x, std::int64_t count, const act_rule::Rule& ru
         reinterpret_cast<Vec>((magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) & ~0xfffffu);  // three bits of fraction
     const Vec tiny = to_floats(to_ints(a * 512.0f)) * 0x1p-9f;
     const Vec rounded = a < 0x1p-6f ? tiny : a == a ? normal : a;
-    store(x + i, reinterpret_cast<Vec>(reinterpret_cast<Ints>(rounded) | sign) * rule.scale);
+    store(x + i, reinterpret_cast<Vec>(reinterpret_cast<Ints>(rounded) | sign) * scale);
   }
 }
 
@@ -466,7 +468,7 @@ inline void floats_of(const PrepareTask& t, std::int64_t m, std::int64_t height,
     for (std::int64_t i = 0; i < tokens; ++i) {
       if (quantizes) {
         gather(t, rows[i], k, count, x[i]);
-        if (t.given.scale == nullptr) round_to_e4m3(x[i], count, rules[i]);
+        if (t.given.scale == nullptr) round_to_e4m3(x[i], count, rules[i], rules[i].scale);
         for (std::int64_t j = 0; t.given.scale != nullptr && j < count; ++j) x[i][j] *= rules[i].scale;
         pieces[i] = reinterpret_cast<const std::byte*>(x[i]);
       } else {
@@ -481,37 +483,67 @@ void floats(const PrepareTask& t, std::int64_t m) {
   for (std::int64_t r = t.begin; r < end; r += tokens) floats_of(t, m, height, r, least(tokens, end - r));
 }
 
-/// bf16 as it is: no arithmetic, only order; of tokens [first, first + tokens) of the tile of `height` at m.
+typedef std::uint16_t HalfOctet __attribute__((vector_size(2 * tile::kOctet)));
+
+/// Channels [k, end) of a row of bf16, at most an octet; zeros after the last.
+inline HalfOctet halves_at(const PrepareTask& t, const std::byte* row, std::int64_t k, std::int64_t end) {
+  HalfOctet octet{};
+  if (t.perm == nullptr && k + tile::kOctet <= end) {
+    std::memcpy(&octet, row + 2 * k, sizeof octet);
+    return octet;
+  }
+  for (std::int64_t j = 0; j < tile::kOctet && k + j < end; ++j)
+    std::memcpy(reinterpret_cast<char*>(&octet) + 2 * j, row + 2 * (t.perm == nullptr ? k + j : t.perm[k + j]), 2);
+  return octet;
+}
+
+/// Eight floats that are bf16.
+inline HalfOctet halves_of_floats(const float* x) {
+  typedef std::uint32_t Eight __attribute__((vector_size(4 * tile::kOctet)));
+  Eight bits;
+  std::memcpy(&bits, x, sizeof bits);
+  return __builtin_convertvector(bits >> 16, HalfOctet);
+}
+
+/// bf16 as it is: no arithmetic, only order; or FP8 codes as bf16 behind their scale. Of tokens [first, first + tokens) of the tile of
+/// `height` at m.
 inline void halves_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
-  typedef std::uint16_t Octet __attribute__((vector_size(2 * tile::kOctet)));
-  constexpr std::int64_t kOctetBytes = sizeof(Octet), kRowOctets = kRowBytes / kOctetBytes;
+  constexpr std::int64_t kOctetBytes = sizeof(HalfOctet), kRowOctets = kRowBytes / kOctetBytes;
   const std::int64_t room = t.rows ? (height + kRowTokens - 1) / kRowTokens * kRowTokens : height;
+  const std::int64_t header = t.digits.halves_header();
+  alignas(64) float x[kMaxFixedSegment + 16];
   alignas(64) std::byte octets_of[kTogether][2 * kMaxFixedSegment];
   const std::byte* rows[kTogether];
   const std::byte* pieces[kTogether];
+  act_rule::Rule rules[kTogether];
   for (std::int64_t i = 0; i < tokens; ++i) {
     rows[i] = t.row(m + first + i, i);
     pieces[i] = octets_of[i];
   }
   std::byte* out = t.out + m * t.token_bytes;
+  std::int64_t block_end = 0;
   for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
     end = t.segments.end(k);
     std::int64_t octets = tile::Geometry::octets(end - k);
     if (t.rows) octets = (octets + kRowOctets - 1) / kRowOctets * kRowOctets;
-    for (std::int64_t i = 0; i < tokens; ++i)
-      for (std::int64_t o = 0; o < octets; ++o) {
-        const std::int64_t from = k + o * tile::kOctet;
-        Octet octet{};
-        if (t.perm == nullptr && from + tile::kOctet <= end) {
-          std::memcpy(&octet, rows[i] + 2 * from, sizeof octet);
-        } else {
-          for (std::int64_t j = 0; j < tile::kOctet && from + j < end; ++j)
-            std::memcpy(reinterpret_cast<char*>(&octet) + 2 * j, rows[i] + 2 * (t.perm == nullptr ? from + j : t.perm[from + j]),
-                        2);
-        }
-        octet = __builtin_shufflevector(octet, octet, 0, 2, 4, 6, 1, 3, 5, 7);
-        std::memcpy(octets_of[i] + o * kOctetBytes, &octet, sizeof octet);
+    const bool begins_block = t.digits.fp8 && k >= block_end;
+    if (begins_block) block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      if (begins_block) rules[i] = rule_of(t, rows[i], m + first + i, k, block_end);
+      if (t.digits.fp8) {
+        std::memcpy(out + 4 * (first + i), &rules[i].scale, 4);
+        gather(t, rows[i], k, end - k, x);
+        if (t.given.scale == nullptr) round_to_e4m3(x, end - k, rules[i], 1.0f);
+        for (std::int64_t j = end - k; j < octets * tile::kOctet; ++j) x[j] = 0;
       }
+      for (std::int64_t o = 0; o < octets; ++o) {
+        const HalfOctet octet =
+            t.digits.fp8 ? halves_of_floats(x + o * tile::kOctet) : halves_at(t, rows[i], k + o * tile::kOctet, end);
+        const HalfOctet pairs = __builtin_shufflevector(octet, octet, 0, 2, 4, 6, 1, 3, 5, 7);
+        std::memcpy(octets_of[i] + o * kOctetBytes, &pairs, sizeof pairs);
+      }
+    }
+    out += header * room;
     if (t.rows) {
       for (std::int64_t i = 0; i < tokens; ++i)
         for (std::int64_t o = 0; o < octets; o += kRowOctets) {

@@ -41,6 +41,7 @@ struct ActDigits {
   int digits = 3;          // 3: fixed point, 23 bits and a sign under a power of two; 1: int8, absmax / 127
   std::int64_t block = 0;  // of int8: channels that share a scale; 0: the whole row. Fixed point has one per segment
   ZeroSums zero_sums = ZeroSums::none;
+  bool fp8 = false;     // codes are floats: as bf16 with a scale per segment, or as f32 times the scale
   bool paired = false;  // zeros per segment are subtracted together with the weight's, which are none or integers
   std::int64_t piece = kMaxFixedSegment;
   std::int64_t unit = 0;  // channels that share all scales: those of a group of the weight, or of a block that divides it
@@ -56,9 +57,11 @@ struct ActDigits {
       return form;
     }
     form.digits = 1;
+    form.fp8 = act.codes == DType::e4m3;
     if (act.zero != ZeroKind::none) form.zero_sums = sums_whole_rows(weight, act) ? ZeroSums::per_token : ZeroSums::per_segment;
     form.piece = std::min(
         group, act.zero == ZeroKind::integer && form.zero_sums == ZeroSums::per_segment ? kMaxZeroSegment : kMaxInt8Segment);
+    if (form.fp8) form.piece = std::min(group, kMaxFixedSegment);
     if (act.group.k != 0 && act.group.k < k) {
       form.block = act.group.k;
       form.piece = std::min(form.piece, form.unit);
@@ -72,6 +75,7 @@ struct ActDigits {
   std::int64_t beside(std::int64_t group) const { return unit < group && unit % tile::kOctet != 0 ? 2 * (tile::kOctet - 1) : 0; }
   /// Bytes per token that a tile begins with, and per token and segment before the octets.
   int token_header() const { return zero_sums == ZeroSums::per_token ? 4 : 0; }
+  int halves_header() const { return fp8 ? 4 : 0; }  // of a form of bf16
   int segment_header() const { return 8 + 4 * digits + (zero_sums == ZeroSums::per_segment ? 4 : 0); }
 };
 

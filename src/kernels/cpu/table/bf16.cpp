@@ -25,16 +25,26 @@ Status run(const Kernel& self, const StepArgs& args) {
 
 Status accepts(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
-  const int width = bits(p.scheme.codes);
-  if (p.a_dtype != DType::bf16)
-    return error(StatusCode::unsupported, "multiplies bf16 activations, they are {}", name(p.a_dtype));
-  if (p.act_scheme.codes != DType::none)
+  const DType codes = p.scheme.codes;
+  const bool fp8 = p.act_scheme.codes == DType::e4m3;
+  if (p.act_scheme.codes != DType::none && !fp8)
     return error(StatusCode::unsupported, "multiplies bf16, the activations are to be quantized to {}", name(p.act_scheme.codes));
-  if (p.prescales_k) return error(StatusCode::unsupported, "activations times a prescale are not bf16");
-  if (p.scheme.codes == DType::bf16) return {};
-  if (info(p.scheme.codes).kind == DTypeKind::floating || (width != 4 && width != 8))
-    return error(StatusCode::unsupported, "decodes integers of 4 and 8 bits and bf16, the weight has {} codes",
-                 name(p.scheme.codes));
+  if (fp8 && p.scheme.is_dense())
+    return error(StatusCode::unsupported, "the weight is {}, the activations are to be quantized to e4m3", p.scheme.name());
+  if (fp8 && !is_compute_float(p.a_dtype) && p.act_scheme.group.k != 0 && p.permutes_k)
+    return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
+                 p.act_scheme.group.k);
+  const std::int64_t group = p.scheme.group.k == 0 ? p.k : p.scheme.group.k;
+  if (fp8 && p.act_scheme.group.k != 0 && p.act_scheme.group.k < group && p.act_scheme.group.k % tile::kOctet != 0)
+    return error(StatusCode::unsupported, "reads octets of channels, the activations have scales per {}", p.act_scheme.group.k);
+  if (!fp8 && p.a_dtype != DType::bf16)
+    return error(StatusCode::unsupported, "multiplies bf16 activations, they are {}", name(p.a_dtype));
+  if (!fp8 && p.prescales_k) return error(StatusCode::unsupported, "activations times a prescale are not bf16");
+  if (codes == DType::bf16) return {};
+  if ((codes == DType::e4m3 || codes == DType::e2m1) && p.scheme.zero == ZeroKind::none) return {};
+  if (info(codes).kind == DTypeKind::floating || (bits(codes) != 4 && bits(codes) != 8))
+    return error(StatusCode::unsupported, "decodes integers of 4 and 8 bits, e4m3, e2m1 and bf16, the weight has {} codes",
+                 name(codes));
   if (p.scheme.zero == ZeroKind::offset || p.scheme.zero == ZeroKind::real)
     return error(StatusCode::unsupported, "needs code − zero to be an integer, the weight has float {}",
                  p.scheme.zero == ZeroKind::real ? "zero points" : "offsets");
@@ -69,19 +79,21 @@ double cost_us(const Kernel&, const Problem& p) {
 
 template <const Bf16Isa& kIsa, const Bf16Rates& kRates>
 constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
-  return {.backend = Backend::cpu,
-          .isa = isa,
-          .op = Op::linear,
-          .out = "any",
-          .act = name(form),
-          .weight = "any",
-          .layout = "cpu_n32",
-          .tile = tile,
-          .summary = "exact: bf16 dot products, weights decoded to a bf16 panel that many tokens share; dense bf16 as it lies",
-          .form = form,
-          .accepts = accepts,
-          .cost_us = cost_us<kIsa, kRates>,
-          .run = run<kIsa>};
+  return {
+      .backend = Backend::cpu,
+      .isa = isa,
+      .op = Op::linear,
+      .out = "any",
+      .act = name(form),
+      .weight = "any",
+      .layout = "cpu_n32",
+      .tile = tile,
+      .summary =
+          "exact: bf16 dot products, weights decoded to a bf16 panel that many tokens share; dense bf16 as it lies; FP8 as bf16",
+      .form = form,
+      .accepts = accepts,
+      .cost_us = cost_us<kIsa, kRates>,
+      .run = run<kIsa>};
 }
 
 constexpr Bf16Rates kAmxRates{.dot = 0.2, .decode = 5.4, .flush = 7.7, .tokens = 16};

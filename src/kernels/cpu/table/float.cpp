@@ -44,13 +44,17 @@ Status accepts_float(const Kernel& self, const Problem& p) {
 /// Slots (cost.hpp), fitted to measurements.
 struct Rates {
   double decode;  // per vector of the panel
+  double floats;  // the same, decoded from codes of e4m3 or e2m1
   double dot;     // per token and vector of the panel
   double tile;    // per tile and vector of the panel, however few tokens it has: the latency of its sums
 };
-constexpr Rates kBaselineRates{.decode = 7.4, .dot = 3.1, .tile = 3.1};
-constexpr Rates kAvx2Rates{.decode = 3.8, .dot = 1.08, .tile = 3.7};
-constexpr Rates kAvx512Rates{.decode = 3.8, .dot = 1.08, .tile = 1.2};
-constexpr double kE4m3 = 9;      // per vector of a panel that is decoded from e4m3 codes
+#if defined(__aarch64__)
+constexpr Rates kBaselineRates{.decode = 7.4, .floats = 9, .dot = 3.1, .tile = 3.1};
+#else
+constexpr Rates kBaselineRates{.decode = 7.4, .floats = 40, .dot = 3.1, .tile = 3.1};  // no bytes are looked up
+#endif
+constexpr Rates kAvx2Rates{.decode = 3.8, .floats = 5.4, .dot = 1.08, .tile = 3.7};
+constexpr Rates kAvx512Rates{.decode = 3.8, .floats = 5, .dot = 1.08, .tile = 1.2};
 constexpr double kGeneral = 62;  // per vector of a panel that is decoded in double
 constexpr double kHalf = 2;      // per vector of a panel of dense f16 or bf16, an estimate: half a load, a shift and a store
 
@@ -58,12 +62,12 @@ template <const FloatIsa& kIsa, const Rates& kRates>
 double linear_cost_us(const Kernel&, const Problem& p) {
   const bool simple =
       (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) && info(p.scheme.codes).kind != DTypeKind::floating;
-  const bool e4m3 = p.scheme.codes == DType::e4m3;
+  const bool floats = (p.scheme.codes == DType::e4m3 || p.scheme.codes == DType::e2m1) && p.scheme.zero == ZeroKind::none;
   const bool whole = bits(p.scheme.codes) == 4 || bits(p.scheme.codes) == 8;
   const double panel = p.scheme.codes == DType::f32 ? 0.0
                        : p.scheme.is_dense()        ? kHalf
                        : simple                     ? (whole ? 1 : 2) * kRates.decode
-                                                    : (e4m3 ? kE4m3 : kGeneral);
+                                                    : (floats ? kRates.floats : kGeneral);
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const auto tile_slots = [](std::int64_t height) { return std::max(kRates.tile, kRates.dot * static_cast<double>(height)); };
   const std::int64_t full = p.m / kIsa.tile_m, tail = p.m % kIsa.tile_m, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;

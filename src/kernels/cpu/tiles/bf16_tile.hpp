@@ -1,19 +1,19 @@
-// bf16 dot products over the tile layouts (layouts/tile.hpp), for bf16 activations and integer codes of 4 or 8 bits, or dense bf16, whose
-// octets are multiplied where they lie.
+// bf16 dot products over the tile layouts (layouts/tile.hpp), for bf16 activations or FP8 ones as bf16, and integer codes of 4 or 8 bits,
+// e4m3, e2m1, or dense bf16, whose octets are multiplied where they lie.
 //
-// The integers q − z are exact in bf16 (8 bits of significand hold ±256), products of two bf16 are exact in f32, and the scale of a group
-// multiplies the accumulator; so only sums are rounded.
+// The integers q − z are exact in bf16 (8 bits of significand hold ±256), and so are the values of e4m3 and e2m1; products of two bf16 are
+// exact in f32, and the scale of a group, and that of a token's FP8 codes, multiply the accumulator; so only sums are rounded.
 //
 //   for each segment of K (segments.hpp)
 //     decode  codes → panel [pairs of channels][R] of 2 bf16            in L1; shared by every token of the task
 //     for each tile of 8 tokens
 //       acc[8][R] += pair (broadcast) · panel                            registers over the segment; 32 products an instruction
-//       sum[8][R] += s ∘ acc                                             in L1
+//       sum[8][R] += s ∘ acc, of FP8 activations s ∘ s_a·acc             in L1
 //   epilogue, row by row
 //
 // AMX (amx_tile.inl) multiplies rows of 32 channels of 32 tokens by the same panel, whose pairs are the rows of its second operand.
 //
-// The panel pays from about ten tokens on; for fewer, the fixed-point kernels of dot_tile.hpp do less work per weight.
+// The panel pays from about ten tokens on; for fewer, the fixed-point kernels of dot_tile.hpp do less work per weight, if it has integers.
 #pragma once
 
 #include <cstdint>

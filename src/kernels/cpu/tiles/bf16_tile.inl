@@ -4,9 +4,10 @@
 constexpr int kTokens = 128;  // their sums, 16 KiB, and a panel of 8 KiB share L1
 constexpr int kSegment = kMaxFixedSegment;
 
+#include "kernels/cpu/tiles/float_codes.inl"
+
 /// Two vectors of integers of magnitude ≤ 256 → pairs of bf16, `first` in the low halves.
 inline Ints pair_of(Vec first, Vec second) {
-  typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
   return reinterpret_cast<Ints>(reinterpret_cast<Words>(first) >> 16 | (reinterpret_cast<Words>(second) & 0xffff0000u));
 }
 
@@ -28,10 +29,10 @@ inline bool small_zeros(const Vec* zero, Ints* pairs) {
   return small;
 }
 
-/// One 4-bit octet → 4 pairs [4][R], by looking code − zero up. Nibbles from the low end: channels 0 4 1 5 2 6 3 7; 16 bits apart
-/// lie the pairs (0,2) (4,6) (1,3) (5,7).
-inline void decode_nibbles(const Ints* zeros, const std::byte* octet, Ints* panel) {
-  const __m512i table = _mm512_load_si512(kSmallIntegers);
+/// One 4-bit octet → 4 pairs [4][R], by looking code − zero up in 32 bf16. Nibbles from the low end: channels 0 4 1 5 2 6 3 7; 16 bits
+/// apart lie the pairs (0,2) (4,6) (1,3) (5,7).
+inline void decode_nibbles(const std::uint16_t* values, const Ints* zeros, const std::byte* octet, Ints* panel) {
+  const __m512i table = _mm512_loadu_si512(values);
   for (int v = 0; v < kVecs; ++v) {
     const Ints word = load_ints(octet + 4 * v * kLanes);
     for (int p = 0; p < 4; ++p) {
@@ -54,6 +55,23 @@ NIBBLE_VARIANT void decode_octet(int bits, const Vec* zero, const std::byte* oct
   }
 }
 
+/// One octet of e4m3.
+inline void decode_e4m3(const std::byte* octet, Ints* panel) {
+  for (int v = 0; v < kVecs; ++v) {
+    const Pairs low = from_e4m3_quad(load_ints(octet + 4 * v * kLanes));
+    const Pairs high = from_e4m3_quad(load_ints(octet + 4 * (kRows + v * kLanes)));
+    panel[0 * kVecs + v] = low.even;
+    panel[1 * kVecs + v] = high.even;
+    panel[2 * kVecs + v] = low.odd;
+    panel[3 * kVecs + v] = high.odd;
+  }
+}
+
+/// The scales of tokens, with which a segment of a tile of FP8 activations begins.
+inline const float* token_scales(const DotTask& t, const std::byte* segment) {
+  return t.segment_header == 0 ? nullptr : reinterpret_cast<const float*>(segment);
+}
+
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
 constexpr int kTile = 8;  // 8×2 accumulators: each pair of vector loads serves 16 dot products
 
@@ -61,11 +79,11 @@ inline Vec dot2(Vec acc, Ints w, Ints a) {
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(a));
 }
 
-/// sum[height][R] += scale ∘ (A'[height] · panel) over `pairs` pairs of channels. `height` is a constant at every call. Prefetches the
-/// next tile's activations, which begin `next` bytes further on: pieces of 2 KiB are too short for the hardware to see a stream, and may
-/// be in L3.
+/// sum[height][R] += scale ∘ (A'[height] · panel) over `pairs` pairs of channels, also times the scales of tokens unless that is null.
+/// `height` is a constant at every call. Prefetches the next tile's activations, which begin `next` bytes further on: pieces of 2 KiB are
+/// too short for the hardware to see a stream, and may be in L3.
 NIBBLE_VARIANT void multiply(int height, const std::byte* a, const Ints* panel, std::int64_t pairs, const Vec* scale,
-                             std::int64_t next, float* sum) {
+                             const float* tokens, std::int64_t next, float* sum) {
   Vec acc[kTile][kVecs];
   for (int m = 0; m < height; ++m)
     for (int v = 0; v < kVecs; ++v) acc[m][v] = Vec{};
@@ -76,6 +94,8 @@ NIBBLE_VARIANT void multiply(int height, const std::byte* a, const Ints* panel, 
       for (int v = 0; v < kVecs; ++v) acc[m][v] = dot2(acc[m][v], load_ints(panel + v), pair);
     }
   }
+  for (int m = 0; tokens != nullptr && m < height; ++m)
+    for (int v = 0; v < kVecs; ++v) acc[m][v] *= tokens[m];
   for (int m = 0; m < height; ++m)
     for (int v = 0; v < kVecs; ++v) {
       float* to = sum + m * kRows + v * kLanes;
@@ -85,16 +105,16 @@ NIBBLE_VARIANT void multiply(int height, const std::byte* a, const Ints* panel, 
 
 /// Not inlined: values that the caller keeps in registers would cost accumulators.
 __attribute__((noinline)) void multiply_tile(std::int64_t height, const std::byte* a, const Ints* panel, std::int64_t pairs,
-                                             const Vec* scale, std::int64_t next, float* sum) {
+                                             const Vec* scale, const float* tokens, std::int64_t next, float* sum) {
   switch (height) {
-    case 1: return multiply(1, a, panel, pairs, scale, next, sum);
-    case 2: return multiply(2, a, panel, pairs, scale, next, sum);
-    case 3: return multiply(3, a, panel, pairs, scale, next, sum);
-    case 4: return multiply(4, a, panel, pairs, scale, next, sum);
-    case 5: return multiply(5, a, panel, pairs, scale, next, sum);
-    case 6: return multiply(6, a, panel, pairs, scale, next, sum);
-    case 7: return multiply(7, a, panel, pairs, scale, next, sum);
-    case 8: return multiply(8, a, panel, pairs, scale, next, sum);
+    case 1: return multiply(1, a, panel, pairs, scale, tokens, next, sum);
+    case 2: return multiply(2, a, panel, pairs, scale, tokens, next, sum);
+    case 3: return multiply(3, a, panel, pairs, scale, tokens, next, sum);
+    case 4: return multiply(4, a, panel, pairs, scale, tokens, next, sum);
+    case 5: return multiply(5, a, panel, pairs, scale, tokens, next, sum);
+    case 6: return multiply(6, a, panel, pairs, scale, tokens, next, sum);
+    case 7: return multiply(7, a, panel, pairs, scale, tokens, next, sum);
+    case 8: return multiply(8, a, panel, pairs, scale, tokens, next, sum);
     default: return;
   }
 }
@@ -108,7 +128,8 @@ inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_
                              std::int64_t octets, const Vec* scale, float* sum) {
   for (std::int64_t m = m_begin; m < m_end; m += kTile) {
     const std::int64_t height = least(t.m - m, kTile);
-    multiply_tile(height, t.activations + m * t.token_bytes + offset * height, panel, 4 * octets, scale, kTile * t.token_bytes,
+    const std::byte* a = t.activations + m * t.token_bytes + offset * height;
+    multiply_tile(height, a + t.segment_header * height, panel, 4 * octets, scale, token_scales(t, a), kTile * t.token_bytes,
                   sum + (m - m_begin) * kRows);
   }
 }
@@ -120,12 +141,13 @@ inline void end_tiles() {}
 constexpr int kTile = 2 * kTileRows;
 constexpr int kStepPairs = kTileBytes / 4;  // of one product; a row of the panel is one of both tiles of channels
 
-/// sum[height][R] += scale ∘ acc
-inline void add_scaled(const float* acc, std::int64_t height, const Vec* scale, float* sum) {
+/// sum[height][R] += scale ∘ acc, also times the scales of tokens unless that is null.
+inline void add_scaled(const float* acc, std::int64_t height, const Vec* scale, const float* tokens, float* sum) {
   for (std::int64_t m = 0; m < height; ++m)
     for (int v = 0; v < kVecs; ++v) {
       const std::int64_t at = m * kRows + v * kLanes;
-      store(sum + at, load(sum + at) + load(acc + at) * scale[v]);
+      const Vec x = tokens == nullptr ? load(acc + at) : load(acc + at) * tokens[m];
+      store(sum + at, load(sum + at) + x * scale[v]);
     }
 }
 
@@ -161,14 +183,17 @@ inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_
   alignas(64) float acc[2][kTile * kRows];
   const std::int64_t steps = segment_bytes(octets) / kTileBytes;
   const auto* rows = reinterpret_cast<const std::byte*>(panel);
+  const float* tokens = nullptr;  // of the tile before
   for (std::int64_t m = m_begin, tile = 0; m < m_end; m += kTile, ++tile) {
     const std::int64_t height = least(t.m - m, kTile);
-    const std::byte* a = t.activations + m * t.token_bytes + offset * room(height);
+    const std::byte* segment = t.activations + m * t.token_bytes + offset * room(height);
+    const std::byte* a = segment + t.segment_header * room(height);
     height > kTileRows ? multiply_tile(true, a, rows, steps, acc[tile % 2]) : multiply_tile(false, a, rows, steps, acc[tile % 2]);
-    if (tile > 0) add_scaled(acc[(tile - 1) % 2], kTile, scale, sum + (m - kTile - m_begin) * kRows);
+    if (tile > 0) add_scaled(acc[(tile - 1) % 2], kTile, scale, tokens, sum + (m - kTile - m_begin) * kRows);
+    tokens = token_scales(t, segment);
   }
   const std::int64_t last = (m_end - m_begin - 1) / kTile;
-  add_scaled(acc[last % 2], m_end - m_begin - last * kTile, scale, sum + last * kTile * kRows);
+  add_scaled(acc[last % 2], m_end - m_begin - last * kTile, scale, tokens, sum + last * kTile * kRows);
 }
 #endif
 
@@ -181,9 +206,13 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
   std::memset(sum, 0, static_cast<std::size_t>(m_end - m_begin) * kRows * sizeof(float));
 
   Vec scale[kVecs], zero[kVecs];
-  Ints zeros[kVecs];
-  const bool dense = d.floats != DType::none;
-  bool looks_up = false;
+  Ints zeros[kVecs] = {};
+  const bool dense = d.floats != DType::none, e2m1 = !d.integer_codes && geo.bits == 4;
+  alignas(64) std::uint16_t values[32] = {};  // of e2m1 codes; those of integers are known
+  for (std::size_t code = 0; e2m1 && code < 16; ++code)
+    std::memcpy(&values[code], reinterpret_cast<const char*>(&d.table[code]) + 2, 2);
+  const std::uint16_t* const nibbles = e2m1 ? values : kSmallIntegers;
+  bool looks_up = e2m1;
   begin_tiles();
   const std::byte* codes = nullptr;
   std::int64_t offset = 0;  // bytes of a token's prepared activations before this segment
@@ -197,7 +226,7 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
         if (d.zero != ZeroKind::none)
           zero[v] += load_as_floats(codes + geo.scale_bytes + v * (geo.header_bytes - geo.scale_bytes) / kVecs, d.zero_type);
       }
-      looks_up = small_zeros(zero, zeros) && geo.bits == 4;
+      if (d.integer_codes) looks_up = small_zeros(zero, zeros) && geo.bits == 4;
       codes += geo.header_bytes;
     }
     const std::int64_t octets = tile::Geometry::octets(end - k);
@@ -210,8 +239,11 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
       codes += octets * geo.octet_bytes;
     }
     for (std::int64_t o = 0; !dense && o < octets; ++o, codes += geo.octet_bytes) {
+      prefetch_after(codes, geo.octet_bytes);
       if (looks_up) {
-        decode_nibbles(zeros, codes, panel + o * 4 * kVecs);
+        decode_nibbles(nibbles, zeros, codes, panel + o * 4 * kVecs);
+      } else if (d.e4m3_codes) {
+        decode_e4m3(codes, panel + o * 4 * kVecs);
       } else if (geo.bits == 4) {
         decode_octet(4, zero, codes, panel + o * 4 * kVecs);
       } else {
@@ -220,7 +252,7 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
     }
     for (std::int64_t i = 0; i < padding(octets); ++i) panel[4 * octets * kVecs + i] = Ints{};
     multiply_segment(t, m_begin, m_end, offset, weights, octets, scale, sum);
-    offset += segment_bytes(octets);
+    offset += t.segment_header + segment_bytes(octets);
     k = end;
   }
   end_tiles();
@@ -228,4 +260,5 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
   t.outputs.store(sum, block, m_begin, m_end - m_begin);
 }
 
+#undef NIBBLE_LOOKS_UP_BYTES
 #endif

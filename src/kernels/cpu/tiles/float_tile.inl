@@ -13,6 +13,7 @@ constexpr int kTileM = 2;  // 2×4 accumulators, 4 weights and a broadcast in 16
 constexpr int kTilesPerBlock = 16;  // 16 tiles of accumulators fit in half of L1, and amortise a decode over ≥ 32 tokens
 constexpr int kTokens = kTileM * kTilesPerBlock;
 
+#include "kernels/cpu/tiles/float_codes.inl"
 #include "kernels/cpu/tiles/octets.inl"
 
 /// An octet's panel. `rule` and `bits` are constants at every call.
@@ -25,6 +26,25 @@ NIBBLE_VARIANT void decode_octet(Rule rule, int bits, const Decoder& d, const He
       store(panel + j * kRows + v * kLanes, value_of(rule, d, code_of(quads, j), zero, scale));
   }
 }
+
+#if NIBBLE_LOOKS_UP_BYTES
+/// The same of e4m3 or e2m1, by the width of the code. `second`: whether there is a second-level scale. Both are constants at every call.
+NIBBLE_VARIANT void decode_pairs(int bits, bool second, const Decoder& d, const Header& h, const std::byte* octet, float* panel) {
+  for (int v = 0; v < kVecs; ++v) {
+    const Vec scale = load(h.scale + v * kLanes);
+    const Quads quads = load_quads(bits, octet, v);
+    for (int half = 0; half < 2; ++half) {
+      const Ints quad = half == 0 ? quads.low : quads.high;
+      const Pairs pairs = bits == 4 ? from_e2m1_quad(quad) : from_e4m3_quad(quad);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const Vec w = channel_of(pairs, j) * scale;
+        store(panel + (4 * half + j) * kRows + v * kLanes, second ? w * d.scale2 : w);
+      }
+    }
+  }
+}
+#endif
 
 /// The same of a dense weight. `type` is a constant at every call.
 NIBBLE_VARIANT void decode_floats(DType type, const std::byte* octet, float* panel) {
@@ -48,6 +68,17 @@ inline void decode_chunk(const Decoder& d, const Header& h, const std::byte* oct
   const Rule rule = rule_of(d);
   for (int k = 0; k < count; k += tile::kOctet, octets += d.geometry.octet_bytes) {
     float* to = panel + k * kRows;
+    prefetch_after(octets, d.geometry.octet_bytes);
+#if NIBBLE_LOOKS_UP_BYTES
+    if (rule == kE4m3) {
+      d.has_scale2 ? decode_pairs(8, true, d, h, octets, to) : decode_pairs(8, false, d, h, octets, to);
+      continue;
+    }
+    if (rule == kFloat && d.geometry.bits == 4) {
+      d.has_scale2 ? decode_pairs(4, true, d, h, octets, to) : decode_pairs(4, false, d, h, octets, to);
+      continue;
+    }
+#endif
     if (rule == kE4m3) {
       decode_octet(kE4m3, 8, d, h, octets, to);
     } else if (rule == kFloat) {
@@ -134,4 +165,5 @@ void linear(const FloatTask& task, std::int64_t block, std::int64_t m_begin) {
 }
 
 #undef NIBBLE_PERMUTES
+#undef NIBBLE_LOOKS_UP_BYTES
 #endif

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -134,11 +135,18 @@ void expect_halves(const Prepared& p) {
     for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
       end = t.segments.end(k);
       const std::int64_t padded = up(end - k, t.rows ? kRowBytes / 2 : tile::kOctet);
+      for (std::int64_t r = 0; t.digits.fp8 && r < p.height(first); ++r) ASSERT_EQ(p.at<float>(at + 4 * r), p.scale);
+      if (t.digits.fp8) at += 4 * room;
       for (std::int64_t r = 0; r < p.height(first); ++r)
         for (std::int64_t i = 0; i < padded; ++i) {
           const std::int64_t channel = k + i / 8 * 8 + kOrder[i % 8];
+          const std::byte* const a = p.a.data() + (first + r) * t.stride + channel * t.width;
           std::uint16_t expected = 0;
-          if (channel < end) std::memcpy(&expected, p.a.data() + (first + r) * t.stride + 2 * channel, 2);
+          if (channel < end && t.digits.fp8)
+            expected =
+                static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(code_value(t.type, static_cast<std::uint8_t>(*a))) >> 16);
+          else if (channel < end)
+            std::memcpy(&expected, a, 2);
           const std::int64_t place =
               t.rows ? ((r / kRowTokens * padded / 32 + i / 32) * kRowTokens + r % kRowTokens) * kRowBytes + i % 32 * 2
                      : 4 * (i / 2 * room + r) + i % 2 * 2;
@@ -209,11 +217,13 @@ TEST(Prepare, FixedPointOfWhatIsNoNumberIsZero) {
 TEST(Prepare, HalvesLieWhereTheFormSays) {
   for (Isa isa : instruction_sets())
     for (ActForm form : {ActForm::bf16, ActForm::bf16k32})
-      for (const char* scheme : {"u4zg128", "u4b8g32", "s8c"})
+      for (const char* scheme : {"u4zg128", "u4b8g32", "s8c", "e4m3r_e4m3c", "e4m3g128_e4m3b128x128", "e4m3g32_u4zg128"})
         for (std::int64_t m : {1, 3, 6, 17, 40})
           for (std::int64_t k : {1, 30, 64, 200, 1040}) {
             SCOPED_TRACE(::testing::Message() << name(isa) << " " << name(form) << " " << scheme << " M=" << m << " K=" << k);
-            expect_halves(Prepared(isa, form, *Scheme::parse(scheme), DType::bf16, m, k, in_rows(form) ? 32 : 6));
+            const Scheme parsed = *Scheme::parse(scheme);
+            const DType type = parsed.act.codes == DType::none ? DType::bf16 : parsed.act.codes;
+            expect_halves(Prepared(isa, form, parsed, type, m, k, in_rows(form) ? 32 : 6));
             if (HasFatalFailure()) return;
           }
 }

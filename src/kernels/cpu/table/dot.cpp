@@ -20,7 +20,7 @@ Status run(const Kernel& self, const StepArgs& args) {
   // Tasks are whole row blocks, at least four per thread, so that an interrupted thread does not delay the others.
   const std::int64_t fair = (geo.row_blocks() + 4 * args.executor->threads() - 1) / (4 * args.executor->threads());
   std::int64_t most = std::min(fair, kMaxTaskBlocks);
-  if (task.zero_sums == ZeroSums::per_segment)
+  if (task.zero_sums == ZeroSums::per_segment && self.isa != Isa::amx)  // which keeps no sums of codes
     most = std::clamp<std::int64_t>(kColumnFloats / (task.segments.count() * kIsa.rows), 1, most);
   const std::int64_t step = std::clamp<std::int64_t>(kIsa.task_bytes / geo.row_block_bytes, 1, most);
   const std::int64_t ranges = (geo.row_blocks() + step - 1) / step;
@@ -57,11 +57,6 @@ Status accepts_dot(const Kernel& self, const Problem& p) {
       return error(StatusCode::unsupported,
                    "takes blocks of activations that are a multiple of {} channels or of the weight's groups, not {}",
                    tile::kOctet, block);
-    const int width = bits(p.scheme.codes);
-    if (width != 4 && width != 8)
-      return error(StatusCode::unsupported, "multiplies codes of 4 and 8 bits, the weight has {}", name(p.scheme.codes));
-    if (p.act_scheme.zero != ZeroKind::none)
-      return error(StatusCode::unsupported, "does not add up codes, by which zero points of activations are multiplied");
   }
   const bool sums_whole = sums_whole_rows(p.scheme, p.act_scheme);
   const std::string scheme = Scheme{p.scheme, p.act_scheme}.name();
@@ -120,6 +115,32 @@ double cost_us(const Kernel& self, const Problem& p) {
   return kLoopUs + overlapped(compute * imbalance(blocks, p.machine.threads), read_us(p, kIsa.rows));
 }
 
+#if defined(__x86_64__)
+/// Tiles of AMX by segments: a row block is unpacked once for all tokens of a task. The slots of a tile of 32 tokens hardly depend on the
+/// length of its segments: storing and scaling sums take longer than the products.
+constexpr double kAmxDotSlots = 0.06, kAmxTokenSlots = 8, kAmxOctetSlots = 18, kAmxSegmentSlots = 40;
+
+double cost_amx_us(const Kernel& self, const Problem& p) {
+  const DotIsa& isa = kAmxInt8;
+  constexpr std::int64_t kStepOctets = kRowBytes / tile::kOctet;
+  const ActDigits digits = ActDigits::make(p.act_scheme, p.scheme, p.k);
+  const bool zeros = digits.zero_sums == ZeroSums::per_segment;
+  const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(digits.piece));
+  const std::int64_t step_octets = (digits.piece + kRowBytes - 1) / kRowBytes * kStepOctets;
+  const std::int64_t room = token_room(self.form), rows = (p.m + room - 1) / room * room;
+  const double dots = 2 * static_cast<double>(step_octets * rows) * kAmxDotSlots;
+  const double scaling = static_cast<double>(p.m) * (kAmxTokenSlots + (zeros ? kZeroSlots : 0));
+  const double unpacking = static_cast<double>(tile::Geometry::octets(digits.piece)) *
+                               (kAmxOctetSlots + ((bits(p.scheme.codes) == 4 || bits(p.scheme.codes) == 8) ? 0 : kWidenSlots)) +
+                           kAmxSegmentSlots;
+  const double times = std::ceil(static_cast<double>(p.m) / static_cast<double>(isa.task_tokens));
+  const std::int64_t vectors = isa.rows / isa.lanes, blocks = (p.n + isa.rows - 1) / isa.rows;
+  const double slots = static_cast<double>(blocks * vectors) * segments * (dots + scaling + times * unpacking);
+  const double compute = 1e-3 * slots * slot_ns(p.machine, isa.lanes) / p.machine.threads;
+  return kLoopUs + overlapped(compute * imbalance(blocks, p.machine.threads), read_us(p, isa.rows));
+}
+#endif
+
 template <const DotIsa& kIsa, const DotRates& kRates>
 constexpr Kernel row(Isa isa, ActForm form, std::string_view layout, Tile tile, std::string_view variant = {}) {
   return {.backend = Backend::cpu,
@@ -142,14 +163,22 @@ constexpr Kernel row(Isa isa, ActForm form, std::string_view layout, Tile tile, 
           .run = run<kIsa>};
 }
 
+#if defined(__x86_64__)
+/// The rates of AMX are per tile of 16 tokens; `octet` is loading a tile.
+constexpr DotRates kAmxWholeRates = whole({.dot = 0.25, .wide = 0.25, .octet = 2});
+
+constexpr Kernel amx_segments() {
+  Kernel kernel = row<kAmxInt8, kAmxWholeRates>(Isa::amx, ActForm::s8k64, "cpu_n32", {32, 32, 0});
+  kernel.cost_us = cost_amx_us;
+  return kernel;
+}
+#endif
+
 constexpr DotRates kBaselineRates{.dot = 8.0, .wide = 8.2, .octet = 2, .segment = 90, .token = 6};
 constexpr DotRates kBaselineWholeRates = whole(kBaselineRates);
 #if defined(__x86_64__)
 constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 6, .token = 1.7};
 constexpr DotRates kAvx512VnniWholeRates = whole(kAvx512VnniRates);
-/// The rates of AMX are per tile of 16 tokens; `octet` is loading a tile.
-constexpr DotRates kAmxRates{.dot = 0.25, .wide = 0.25, .octet = 2, .segment = 40, .token = 9};
-constexpr DotRates kAmxWholeRates = whole({.dot = 0.25, .wide = 0.25, .octet = 2});
 constexpr DotRates kAvx512Rates{.dot = 2.1, .wide = 3.2, .octet = 1.1, .segment = 6, .token = 1.7};
 constexpr DotRates kAvx512WholeRates = whole(kAvx512Rates);
 constexpr DotRates kAvx2VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 35, .token = 3};
@@ -166,8 +195,7 @@ constexpr std::array kKernels {
   row<kAvx512VnniFixed, kAvx512VnniRates>(Isa::avx512vnni, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
       row<kAvx512Fixed, kAvx512Rates>(Isa::avx512, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
       row<kAvx2VnniFixed, kAvx2VnniRates>(Isa::avx2vnni, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
-      row<kAvx2Fixed, kAvx2Rates>(Isa::avx2, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
-      row<kAmxInt8, kAmxRates>(Isa::amx, ActForm::s8k64, "cpu_n32", {32, 32, 0}),
+      row<kAvx2Fixed, kAvx2Rates>(Isa::avx2, ActForm::s8x3, "cpu_n16", {1, 16, 0}), amx_segments(),
       row<kAvx512VnniInt8, kAvx512VnniRates>(Isa::avx512vnni, ActForm::s8, "cpu_n32", {6, 32, 0}),
       row<kAvx512Int8, kAvx512Rates>(Isa::avx512, ActForm::s8, "cpu_n32", {6, 32, 0}),
       row<kAvx2VnniInt8, kAvx2VnniRates>(Isa::avx2vnni, ActForm::s8, "cpu_n16", {4, 16, 0}),

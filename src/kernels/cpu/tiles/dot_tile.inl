@@ -30,6 +30,21 @@ __attribute__((noinline)) void read_group_header(const Decoder& d, const std::by
 /// A float in every lane, loaded from memory: if the compiler sees a scalar that is also used elsewhere, it adds a shuffle.
 inline Vec splat_at(const float* p) { return reinterpret_cast<Vec>(load_splat(p)); }
 
+/// Scales of 16 bits and no zero points, or zero points of a byte. Such headers are read in the loop: a call for each takes a seventh of the
+/// time of groups of 32.
+inline bool has_common_header(const Decoder& d) {
+  return (d.scale_type == DType::f16 || d.scale_type == DType::bf16) && !d.has_scale2 &&
+         (d.zero == ZeroKind::none || (d.zero == ZeroKind::integer && d.zero_type == DType::u8));
+}
+NIBBLE_VARIANT void read_common_header(int byte_bias, const Decoder& d, const std::byte* record, GroupHeader& h) {
+  for (int v = 0; v < kVecs; ++v) {
+    const std::byte* scales = record + 2 * v * kLanes;
+    h.scale[v] = d.scale_type == DType::f16 ? load_f16(scales) : reinterpret_cast<Vec>(load_u16(scales) << 16);
+    h.zero[v] = Vec{} - static_cast<float>(byte_bias);
+    if (d.zero == ZeroKind::integer) h.zero[v] += to_floats(load_u8(record + d.geometry.scale_bytes + v * kLanes));
+  }
+}
+
 #if NIBBLE_ISA == NIBBLE_ISA_AMX
 #include "kernels/cpu/tiles/amx_segments.inl"
 #else
@@ -51,21 +66,6 @@ constexpr int kMaxRows = 3 * kFixedTile > kInt8Tile ? 3 * kFixedTile : kInt8Tile
 /// ahead makes it a tenth faster. A low tile is limited by memory, and software prefetches compete with the hardware's: a tenth slower.
 constexpr std::ptrdiff_t kPrefetchBytes = 2048;
 constexpr int kPrefetchRows = 6;
-
-/// Scales of 16 bits and no zero points, or zero points of a byte. Such headers are read in the loop: a call for each takes a seventh of the
-/// time of groups of 32.
-inline bool has_common_header(const Decoder& d) {
-  return (d.scale_type == DType::f16 || d.scale_type == DType::bf16) && !d.has_scale2 &&
-         (d.zero == ZeroKind::none || (d.zero == ZeroKind::integer && d.zero_type == DType::u8));
-}
-NIBBLE_VARIANT void read_common_header(int byte_bias, const Decoder& d, const std::byte* record, GroupHeader& h) {
-  for (int v = 0; v < kVecs; ++v) {
-    const std::byte* scales = record + 2 * v * kLanes;
-    h.scale[v] = d.scale_type == DType::f16 ? load_f16(scales) : reinterpret_cast<Vec>(load_u16(scales) << 16);
-    h.zero[v] = Vec{} - static_cast<float>(byte_bias);
-    if (d.zero == ZeroKind::integer) h.zero[v] += to_floats(load_u8(record + d.geometry.scale_bytes + v * kLanes));
-  }
-}
 
 /// acc[rows][R] += quad of every virtual row · codes.
 NIBBLE_VARIANT void add_quad(int rows, const std::byte* a, const Ints* w, int bits, Ints (*acc)[kVecs]) {

@@ -19,8 +19,8 @@
 constexpr int kInt8Tile = 2 * kTileRows;
 constexpr std::int64_t kTaskBytes = std::int64_t{1} << 62;  // no limit: weights are read once, in chunks
 constexpr std::int64_t kTaskTokens = 128;                   // four tiles: enough to amortise unpacking a chunk
-/// Row blocks that a part of the activations in L2 is multiplied by, and the bytes of such a part: with the sums, 128 KiB, less than
-/// half of an L2 of 2 MiB. From L3, tiles arrive at a third of the rate at which they are multiplied.
+/// Row blocks that a part of the activations is multiplied by, and the bytes of such a part: with the sums, 128 KiB, less than half of an
+/// L2 of 2 MiB.
 constexpr std::int64_t kGroupBlocks = 8, kPartBytes = 640 << 10;
 
 constexpr int kStepOctets = kTileBytes / tile::kOctet;          // one product's channels of K, of bytes

@@ -52,6 +52,9 @@ Status accepts_dot(const Kernel& self, const Problem& p) {
     return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
                  p.act_scheme.group.k);
   if (self.isa == Isa::amx && !sums_whole_rows(p.scheme, p.act_scheme)) {
+    if (p.act_scheme.zero == ZeroKind::offset)
+      return error(StatusCode::unsupported,
+                   "adds float offsets of activations in another order than the kernels of vectors, whose bits results have");
     const std::int64_t block = p.act_scheme.group.k, group = p.scheme.group.k;
     if (block % tile::kOctet != 0 && block < (group == 0 ? p.k : group))
       return error(StatusCode::unsupported,

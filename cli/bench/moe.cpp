@@ -188,7 +188,7 @@ Result<std::vector<BenchResult>> bench_tokens(const MoeCase& layer, const Weight
   const std::string first(plan->gate_up_plan().kernel(rows)), second(plan->down_plan().kernel(rows));
   std::vector<BenchResult> results;
   for (const Calls way : spec.calls) {
-    auto contestant = machine.experts(first == second ? first : first + ", " + second, all, way, *place);
+    auto contestant = machine.experts(first == second ? first : fmt::format("{}, {}", first, second), all, way, *place);
     if (!contestant.ok()) return contestant.status();
     if (results.empty()) {
       if (const auto ran = contestant->run(); !ran.ok()) return ran.status();

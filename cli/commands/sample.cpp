@@ -171,7 +171,7 @@ class Sources {
  public:
   explicit Sources(const SampleSpec& spec) : spec_(spec) {}
 
-  void add(std::string name, std::vector<std::int64_t> shape) {
+  void add(std::string name, const std::vector<std::int64_t>& shape) {
     const std::uint64_t key = key_of(name);
     add(std::move(name), spec_.dtype, shape, [=, dtype = spec_.dtype] {
       if (dtype == DType::f16) return contents<f16>(key, shape);
@@ -194,7 +194,8 @@ class Sources {
  private:
   std::uint64_t key_of(std::string_view name) const { return mix(spec_.seed) ^ hash(name); }
   void add(std::string name, DType type, std::vector<std::int64_t> shape, std::function<std::vector<std::byte>()> make) {
-    all_.push_back({std::move(name), type, std::move(shape), [make]() -> Result<std::vector<std::byte>> { return make(); }});
+    all_.push_back({std::move(name), type, std::move(shape),
+                    [make = std::move(make)]() -> Result<std::vector<std::byte>> { return make(); }});
   }
 
   const SampleSpec& spec_;

@@ -1,7 +1,6 @@
 // Launches decode for rows of experts on Hopper (decode_experts.cuh).
 #include "kernels/cuda/sm90/decode/decode_experts.cuh"
 
-#include <algorithm>
 #include <limits>
 
 #include "kernels/cuda/sm90/decode/decode_kernel.cuh"

@@ -94,7 +94,8 @@ struct ExpertRows {
 class GroupedPlan {
  public:
   /// spec: of an expert; m_max is the most rows of all experts together. Of the operands of its epilogue, those with a row for each of A's
-  /// are taken (row_scale, gate, residual, and scales and zero points of a quantized A), with counts none, and biases are the experts' own.
+  /// are taken (row_scale, gate, residual, and scales and zero points of a quantized A), with counts for each of the E·R, and biases are the
+  /// experts' own.
   /// Errors: as Plan::linear; unsupported for other operands.
   static Result<GroupedPlan> make(const PackedExperts& experts, const LinearSpec& spec, const PlanOptions& options = {});
 

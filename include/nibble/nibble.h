@@ -833,8 +833,8 @@ typedef struct nib_expert_rows {
   const nib_view* rows;
 } nib_expert_rows;
 
-/* Runs it; on the CPU `stream` is NULL. With counts no operand has rows, and a_scale and a_zero are [1]. Errors: invalid_argument with the values that do not fit;
- * nothing has been written then. */
+/* Runs it; on the CPU `stream` is NULL. With counts operands have E·R rows, those of A. Errors: invalid_argument with the values that do
+ * not fit; nothing has been written then. */
 NIB_API nib_status nib_grouped_plan_run(const nib_grouped_plan* plan, const nib_experts* experts, const nib_expert_rows* rows,
                                         const nib_operands* operands, void* workspace, size_t workspace_bytes, void* stream);
 

@@ -48,7 +48,7 @@ Status GroupedPlan::Impl::run_on_device(const PackedExperts& of, const ConstTens
   if (rows.rows.empty() && from.dim(0) != all)
     return error(StatusCode::invalid_argument, "A has {} rows and D {}", from.dim(0), all);
   if (!rows.rows.empty()) NIBBLE_RETURN_IF_ERROR(experts::check_indices("rows", rows.rows, {all}));
-  NIBBLE_RETURN_IF_ERROR(experts::check_row_operands(spec, operands, to, padded, all));
+  NIBBLE_RETURN_IF_ERROR(experts::check_row_operands(spec, operands, to));
 
   NIBBLE_ASSIGN_OR_RETURN(experts::Arena arena, experts::Arena::of(workspace, device_workspace_bytes(), kDeviceAlignment));
   const auto room = static_cast<std::size_t>(spec.m_max);

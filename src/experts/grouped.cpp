@@ -57,23 +57,26 @@ Status experts::check_shapes(const ExpertRows& rows, std::int64_t experts, const
   return {};
 }
 
-Status experts::check_row_operands(const LinearSpec& spec, const Operands& operands, const TensorView& d, bool padded,
-                                   std::int64_t rows) {
+Status experts::check_row_operands(const LinearSpec& spec, const Operands& operands, const TensorView& d) {
   EpilogueSpec epilogue = spec.epilogue;
   if (epilogue.bias && !operands.bias.empty())
     return error(StatusCode::invalid_argument,
                  "bias is the same for all experts: leave it absent, and pack experts with their own");
   epilogue.bias = false;
-  if (padded && (epilogue.row_scale || epilogue.gate || epilogue.residual))
-    return error(StatusCode::invalid_argument, "counts go with no row_scale, gate and residual: sort the rows, and give offsets");
-  if (!padded && rows > 0) NIBBLE_RETURN_IF_ERROR(epilogue::check_args(epilogue, operands, d));
+  TensorView matrix = d;
+  if (d.rank == 3) {
+    matrix.rank = 2;
+    matrix.shape = {d.dim(0) * d.dim(1), d.dim(2)};
+    matrix.strides = {d.stride(1), 1};
+  }
+  const std::int64_t rows = matrix.dim(0);
+  if (rows > 0) NIBBLE_RETURN_IF_ERROR(epilogue::check_args(epilogue, operands, matrix));
   if (is_compute_float(spec.a_dtype)) return {};
   const std::pair<std::string_view, const ConstTensorView*> parts[] = {{"a_scale", &operands.a_scale},
                                                                        {"a_zero", &operands.a_zero}};
   for (const auto& [what, view] : parts)
-    if (!view->empty() && !(view->rank == 1 && view->dim(0) == 1) && (padded || view->dim(0) != rows))
-      return error(StatusCode::invalid_argument, "{} has {} rows, A has {}; with counts it is of all rows, [1]", what,
-                   view->dim(0), rows);
+    if (!view->empty() && !(view->rank == 1 && view->dim(0) == 1) && view->dim(0) != rows)
+      return error(StatusCode::invalid_argument, "{} has {} rows, A has {}", what, view->dim(0), rows);
   return {};
 }
 
@@ -146,10 +149,11 @@ Status GroupedPlan::run(const PackedExperts& experts, const ConstTensorView& a, 
   NIBBLE_RETURN_IF_ERROR(experts::check_experts(experts, impl.experts, impl.n, impl.k));
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t all, check_rows(rows, impl.experts, a, d, impl));
   const bool padded = !rows.counts.empty();
-  NIBBLE_RETURN_IF_ERROR(experts::check_row_operands(impl.spec, operands, d, padded, all));
+  NIBBLE_RETURN_IF_ERROR(experts::check_row_operands(impl.spec, operands, d));
   NIBBLE_ASSIGN_OR_RETURN(experts::Arena arena, experts::Arena::of(workspace, workspace_bytes()));
   const std::span<Share> shares = arena.take<Share>(static_cast<std::size_t>(impl.experts));
   std::byte* const gathered = arena.take<std::byte>(impl.gathered_bytes()).data();
+  const std::int64_t operand_rows = padded ? d.dim(0) * d.dim(1) : all;
 
   std::size_t count = 0;
   for (std::int64_t e = 0, first = 0; e < impl.experts; ++e) {
@@ -162,13 +166,14 @@ Status GroupedPlan::run(const PackedExperts& experts, const ConstTensorView& a, 
                            ConstTensorView from;
                            TensorView to;
                            Operands own = operands;
+                           const std::int64_t begin = padded ? share.expert * d.dim(1) : share.first;  // of operands
+                           for (ConstTensorView* each : {&own.row_scale, &own.gate, &own.residual, &own.a_scale, &own.a_zero})
+                             if (!each->empty() && each->dim(0) == operand_rows) *each = rows_of(*each, begin, share.rows);
                            if (padded) {
                              from = experts::matrix_of(a, share.expert, share.rows);
                              to = experts::matrix_of(d, share.expert, share.rows);
                            } else {
                              to = rows_of(d, share.first, share.rows);
-                             for (ConstTensorView* each : {&own.row_scale, &own.gate, &own.residual, &own.a_scale, &own.a_zero})
-                               if (!each->empty() && each->dim(0) == all) *each = rows_of(*each, share.first, share.rows);
                              if (rows.rows.empty()) {
                                from = rows_of(a, share.first, share.rows);
                              } else {

@@ -29,8 +29,8 @@ namespace experts {
 /// rows, which a GPU does not check, are left out.
 Status check_shapes(const ExpertRows& rows, std::int64_t experts, const ConstTensorView& a, const TensorView& d,
                     const GroupedPlan::Impl& impl);
-/// Whatever a run of one expert would refuse is refused before any has run: operands have as many rows as A, which with counts none has.
-Status check_row_operands(const LinearSpec& spec, const Operands& operands, const TensorView& d, bool padded, std::int64_t rows);
+/// Whatever a run of one expert would refuse is refused before any has run: operands have as many rows as D [R,N] or [E,R,N].
+Status check_row_operands(const LinearSpec& spec, const Operands& operands, const TensorView& d);
 
 }  // namespace experts
 }  // namespace nibble

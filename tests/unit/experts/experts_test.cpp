@@ -202,30 +202,75 @@ TEST(Grouped, EqualsThePlansOfItsExperts) {
       EXPECT_EQ(bits_of(d), bits_of(wanted)) << scheme << " indexed";
     }
 
-    // Padded: without operands of rows.
-    LinearSpec plain = spec;
-    plain.epilogue.row_scale = plain.epilogue.residual = false;
-    const auto padded = GroupedPlan::make(*experts, plain);
-    const auto alone = Plan::linear((*experts)[0], plain);
-    ASSERT_TRUE(padded.ok() && alone.ok());
-    std::vector<float> pa(static_cast<std::size_t>(kExperts * most * kK));
-    std::vector<f16> pd(static_cast<std::size_t>(kExperts * most * kN)), pw = pd;
+    // Padded: operands have rows of all matrices, too, of which those past the counts are not read.
+    const std::int64_t all = kExperts * most;
+    std::vector<float> pa(static_cast<std::size_t>(all * kK), NAN), p_scale(static_cast<std::size_t>(all), NAN),
+        p_residual(static_cast<std::size_t>(all * kN), NAN);
+    std::vector<f16> pd(static_cast<std::size_t>(all * kN)), pw = pd;
     for (std::size_t e = 0; e < kExperts; ++e) {
       const std::int64_t first = offsets[e], count = counts[e], at = static_cast<std::int64_t>(e) * most;
       std::copy_n(a.begin() + first * kK, count * kK, pa.begin() + at * kK);
-      if (count == 0) continue;
-      ASSERT_TRUE(alone
-                      ->run((*experts)[static_cast<std::int64_t>(e)], ConstTensorView(a.data() + first * kK, {count, kK}),
-                            TensorView(pw.data() + at * kN, {count, kN}), {}, scratch)
-                      .ok());
+      std::copy_n(scale.begin() + first, count, p_scale.begin() + at);
+      std::copy_n(residual.begin() + first * kN, count * kN, p_residual.begin() + at * kN);
+      std::copy_n(wanted.begin() + first * kN, count * kN, pw.begin() + at * kN);
     }
-    std::vector<std::byte> memory(padded->workspace_bytes());
-    const Status status = padded->run(*experts, ConstTensorView(pa.data(), {kExperts, most, kK}),
-                                      {.counts = ConstTensorView(counts.data(), {kExperts})},
-                                      TensorView(pd.data(), {kExperts, most, kN}), {}, memory);
+    const Operands of_all{.row_scale = ConstTensorView(p_scale.data(), {all}),
+                          .residual = ConstTensorView(p_residual.data(), {all, kN})};
+    const Status status = plan->run(*experts, ConstTensorView(pa.data(), {kExperts, most, kK}),
+                                    {.counts = ConstTensorView(counts.data(), {kExperts})},
+                                    TensorView(pd.data(), {kExperts, most, kN}), of_all, workspace);
     EXPECT_TRUE(status.ok()) << status.message();
     EXPECT_EQ(bits_of(pd), bits_of(pw)) << scheme << " padded";
   }
+}
+
+/// Codes come with a scale for each group of a row, padded as well as sorted.
+TEST(Grouped, TakesCodesWithScalesOfTheirRows) {
+  constexpr std::int64_t kExperts = 3, kN = 48, kK = 256, kMost = 4, kGroups = kK / 128;
+  const std::vector<std::int32_t> counts{4, 0, 2}, offsets{0, 4, 4, 6};
+  const auto weights = weights_of("e4m3b128x128", kExperts, kN, kK, 3);
+  const LinearSpec spec{.a_dtype = DType::e4m3,
+                        .m_max = kExperts * kMost,
+                        .epilogue = {.out = DType::bf16},
+                        .act_scheme = Scheme::parse("e4m3g128_e4m3c")->act};
+  const auto experts = pack_experts(weights, spec);
+  ASSERT_TRUE(experts.ok()) << experts.status().message();
+  const auto plan = GroupedPlan::make(*experts, spec);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  const std::int64_t rows = offsets.back();
+  const auto floats = random_floats(rows * kK, 4), scale = random_floats(rows * kGroups, 5);
+  Tensor codes(DType::e4m3, {rows, kK});
+  for (std::int64_t i = 0; i < rows * kK; ++i) codes.set(i, floats[static_cast<std::size_t>(i)]);
+  std::vector<std::uint16_t> sorted(static_cast<std::size_t>(rows * kN)), padded(kExperts * kMost * kN, 0x7fc0);
+  Status status =
+      plan->run(*experts, ConstTensorView(codes.bytes.data(), DType::e4m3, {rows, kK}),
+                {.offsets = ConstTensorView(offsets.data(), {kExperts + 1})}, TensorView(sorted.data(), DType::bf16, {rows, kN}),
+                {.a_scale = ConstTensorView(scale.data(), {rows, kGroups})}, workspace);
+  ASSERT_TRUE(status.ok()) << status.message();
+
+  std::vector<std::byte> a(kExperts * kMost * kK, std::byte{0x7f});  // NaN
+  std::vector<float> all_scales(kExperts * kMost * kGroups, NAN);
+  for (std::int64_t e = 0; e < kExperts; ++e) {
+    const std::int64_t first = offsets[static_cast<std::size_t>(e)], count = counts[static_cast<std::size_t>(e)];
+    std::copy_n(codes.bytes.begin() + first * kK, count * kK, a.begin() + e * kMost * kK);
+    std::copy_n(scale.begin() + first * kGroups, count * kGroups, all_scales.begin() + e * kMost * kGroups);
+  }
+  const ConstTensorView a_view(a.data(), DType::e4m3, {kExperts, kMost, kK});
+  const TensorView d(padded.data(), DType::bf16, {kExperts, kMost, kN});
+  const ExpertRows counted{.counts = ConstTensorView(counts.data(), {kExperts})};
+  status = plan->run(*experts, a_view, counted, d, {.a_scale = ConstTensorView(scale.data(), {rows, kGroups})}, workspace);
+  EXPECT_THAT(status.message(), HasSubstr("a_scale has 6 rows, A has 12"));
+  status = plan->run(*experts, a_view, counted, d, {.a_scale = ConstTensorView(all_scales.data(), {kExperts * kMost, kGroups})},
+                     workspace);
+  ASSERT_TRUE(status.ok()) << status.message();
+  for (std::int64_t e = 0; e < kExperts; ++e)
+    for (std::int64_t i = 0; i < kMost * kN; ++i) {
+      const bool written = i / kN < counts[static_cast<std::size_t>(e)];
+      EXPECT_EQ(padded[static_cast<std::size_t>(e * kMost * kN + i)],
+                written ? sorted[static_cast<std::size_t>(offsets[static_cast<std::size_t>(e)] * kN + i)] : 0x7fc0)
+          << e << " " << i;
+    }
 }
 
 TEST(Grouped, RefusesRowsThatDoNotFit) {
@@ -280,7 +325,7 @@ TEST(Grouped, RefusesOperandsBeforeAnyExpertRuns) {
     return status.message();
   };
   const Operands gate{.gate = ConstTensorView(operand.data(), {kMost, kN})};
-  EXPECT_THAT(message({.gate = true}, gate, true), HasSubstr("counts go with no row_scale, gate and residual"));
+  EXPECT_THAT(message({.gate = true}, gate, true), HasSubstr("gate must be [12,16]"));
   EXPECT_THAT(message({.gate = true}, gate, false), HasSubstr("gate must be [7,16]"));
   EXPECT_THAT(message({.gate = true}, {}, false), HasSubstr("gate"));
   EXPECT_THAT(message({.row_scale = true}, {.row_scale = ConstTensorView(operand.data(), {1})}, false),

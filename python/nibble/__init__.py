@@ -49,7 +49,7 @@ __all__ = [
     "AlreadyExists", "Array", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
     "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "Norm", "NotFound", "Note", "PackedExperts", "PackedFile", "PackedModule", "PackedWeight", "PlanCache",
     "QuantError", "QuantTensor", "TransformReport", "TransformedModule", "Unsupported", "VerifyReport", "__version__", "convert_checkpoint",
-    "dequantize_checkpoint", "doctor", "errors", "explain", "formats", "join", "kernels", "layouts", "moe", "open", "pack", "pack_experts", "packed_weight",
+    "dequantize_checkpoint", "doctor", "errors", "explain", "formats", "grouped", "join", "kernels", "layouts", "moe", "open", "pack", "pack_experts", "packed_weight",
     "quantization_error", "quantize", "quantize_activations", "quantize_checkpoint", "quantize_conv", "read_tensors", "route", "save_packed", "verify",
     "verify_conv",
 ]  # fmt: skip
@@ -668,4 +668,4 @@ def doctor(measure: bool = False) -> dict[str, Any]:
     return report
 
 
-from .experts import PackedExperts, moe, pack_experts, route
+from .experts import PackedExperts, grouped, moe, pack_experts, route

@@ -577,6 +577,68 @@ nb::object moe(Experts& gate_up, const Experts& down, nb::handle x, nb::handle i
   return out.is_none() ? call.finish(std::move(result)) : result;
 }
 
+nb::object grouped(Experts& experts, nb::handle x, nb::handle offsets, nb::handle counts, nb::handle rows,
+                   const Options& options) {
+  const Call call(x, options.stream);
+  const auto& first = nb::cast<const Weight&>(experts.weights.front());
+  call.check_place(first, "x");
+  const bool padded = !counts.is_none();
+  Input a = call.in(x, "x", 2);
+  std::vector<std::int64_t> dims(shape_of(a).begin(), shape_of(a).end());
+  if (dims.size() != (padded ? 3 : 2) || dims.back() != experts.packed.k())
+    throw invalid("x has shape " + text(dims) + "; the experts take " + (padded ? "[E, R, " : "[R, ") + text(experts.packed.k()) +
+                  (padded ? "] with counts" : "] with offsets, [E, R, K] with counts"));
+  Output d = result_of(call.out(options.out, "out"));
+  OperandData operands(call, options, false);
+  const ActScheme asked = options.act_scheme ? act_from(*options.act_scheme) : first.spec().act_scheme;
+  take_u8(a, asked, operands.a_zero);
+  const DType act = a.view.dtype;
+  LinearSpec spec{.a_dtype = act,
+                  .epilogue = epilogue(first, act, options, d),
+                  .act_scheme = asked,
+                  .accumulation = first.spec().accumulation};
+  if (!options.act_scheme && is_code(act)) spec.act_scheme = act_of_codes(first, a, operands.a_scale, operands.a_zero);
+  operands.shape_scales(spec.act_scheme);
+  const Input begins = call.in(offsets, "offsets"), numbers = call.in(counts, "counts"), places = call.in(rows, "rows");
+  if (places.view.rank == 1) dims[0] = places.view.dim(0);
+  dims.back() = spec.epilogue.columns(experts.packed.n());
+  const std::int64_t all = product(std::span(dims).first(dims.size() - 1));
+  spec.m_max = bucket(all);
+  nb::object result = nb::borrow(options.out);
+  if (result.is_none()) {
+    result = call.empty(dims, spec.epilogue.out);
+    d = result_of(call.made(result));
+  }
+  if (all == 0) return options.out.is_none() ? call.finish(std::move(result)) : result;
+  operands.gate.collapse(2);
+  operands.residual.collapse(2);
+  auto found = std::ranges::find_if(
+      experts.products, [&](const Experts::Product& known) { return known.spec == spec && known.kernel == options.kernel; });
+  if (found == experts.products.end()) {
+    const PlanOptions how{.kernel = std::string(options.kernel)};
+    GroupedPlan made = check(GroupedPlan::make(experts.packed, spec, how));
+    found = experts.products.insert(experts.products.end(), {spec, how.kernel, std::move(made)});
+  }
+  const GroupedPlan plan = found->plan;
+  const ExpertRows which{.offsets = begins.view, .counts = numbers.view, .rows = places.view};
+  Status status;
+  if (call.backend() == Backend::cuda) {
+    for (const Input* each : {&std::as_const(a), &begins, &numbers, &places}) each->beside(d);
+    operands.check_beside(d);
+    const auto bytes = static_cast<std::int64_t>(plan.workspace_bytes());
+    const Output memory = call.made(call.empty({&bytes, 1}, DType::u8));
+    const std::span workspace(static_cast<std::byte*>(memory.view.data), static_cast<std::size_t>(bytes));
+    const nb::gil_scoped_release release;
+    status = plan.run(experts.packed, a.view, which, d.view, operands.args(), workspace, call.stream());
+  } else {
+    const nb::gil_scoped_release release;
+    const Scratch memory(plan.workspace_bytes());
+    status = plan.run(experts.packed, a.view, which, d.view, operands.args(), memory.span());
+  }
+  check(status);
+  return options.out.is_none() ? call.finish(std::move(result)) : result;
+}
+
 nb::tuple route(nb::handle logits, nb::handle bias, const RouteSpec& spec) {
   const Call call(logits, nb::none());
   if (call.backend() != Backend::cpu)

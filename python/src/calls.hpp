@@ -56,7 +56,7 @@ struct Weight {
   const EpilogueSpec& glu() const { return spec().epilogue; }
 };
 
-/// Experts, and the plans of layers that they are gate_up of.
+/// Experts, the plans of layers that they are gate_up of, and those of products of theirs alone.
 struct Experts {
   PackedExperts packed;
   std::vector<nb::object> weights;  // whose memory `packed` reads
@@ -68,6 +68,12 @@ struct Experts {
     MoePlan plan;
   };
   std::vector<Entry> plans = {};
+  struct Product {
+    LinearSpec spec;
+    std::string kernel;  // forced
+    GroupedPlan plan;
+  };
+  std::vector<Product> products = {};
 };
 
 /// What linear() and conv() have in common, as Python passes it.
@@ -99,6 +105,9 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
 /// D[..., N]: `out`, or a new array of the kind of x.
 nb::object moe(Experts& gate_up, const Experts& down, nb::handle x, nb::handle ids, nb::handle weights,
                std::string_view activation, nb::handle residual, nb::handle out_dtype, nb::handle out, std::string_view kernel);
+/// D [R,N] of x [R,K] that is sorted by expert, or [E,R,N] of [E,R,K] with counts: Options::out, or a new array of the kind of x.
+nb::object grouped(Experts& experts, nb::handle x, nb::handle offsets, nb::handle counts, nb::handle rows,
+                   const Options& options);
 /// logits [T,E] → (ids, weights), both [T,top_k].
 nb::tuple route(nb::handle logits, nb::handle bias, const RouteSpec& spec);
 /// W into `out` [N,K], or [K,N].

@@ -425,6 +425,60 @@ def test_a_layer_without_rows_waits_for_what_came_before(torch):
         assert torch.equal(y, wanted)
 
 
+@pytest.mark.parametrize("scheme", ["u4b8g128", "s8r_s8c", "e4m3g128_e4m3b128x128"])
+def test_grouped(torch, scheme):
+    """Sorted, gathered and padded rows against the CPU; a captured call serves every offsets."""
+    torch.manual_seed(1)
+    host, _ = experts_on("cpu", scheme, "bf16")
+    gpu, _ = experts_on("cuda", scheme, "bf16")
+    counts = torch.tensor([3, 0, 40, 1, 4, 16], dtype=torch.int32)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=torch.int32)])
+    rows, most = int(offsets[-1]), 40
+    x = torch.randn(rows, 256, dtype=torch.bfloat16)
+    y = nibble.grouped(x.cuda(), gpu, offsets=offsets.cuda(), activation="silu")
+    wanted = nibble.grouped(x, host, offsets=offsets, activation="silu")
+    assert distance(y.float().cpu(), wanted.float()) < 1e-2
+    tokens, places = x[:4], torch.randint(4, (rows,), dtype=torch.int32)
+    y = nibble.grouped(tokens.cuda(), gpu, offsets=offsets.cuda(), rows=places.cuda(), activation="silu")
+    assert distance(y.float().cpu(), nibble.grouped(tokens[places], host, offsets=offsets, activation="silu").float()) < 1e-2
+    apart, out = torch.full((6, most, 256), torch.nan, dtype=torch.bfloat16), torch.full((6, most, 128), 7.0, dtype=torch.bfloat16)
+    for e in range(6):
+        apart[e, : counts[e]] = x[offsets[e] : offsets[e + 1]]
+    out = nibble.grouped(apart.cuda(), gpu, counts=counts.cuda(), activation="silu", out=out.cuda()).cpu()
+    assert distance(torch.cat([out[e, :count] for e, count in enumerate(counts)]).float(), wanted.float()) < 1e-2
+    assert all(torch.all(out[e, count:] == 7) for e, count in enumerate(counts))
+
+    given, d = offsets.cuda(), torch.empty_like(wanted, device="cuda")
+    stream, graph, a = torch.cuda.Stream(), torch.cuda.CUDAGraph(), x.cuda()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        nibble.grouped(a, gpu, offsets=given, activation="silu", out=d)
+    other = torch.tensor([0, 10, 20, 20, 20, 63, 64], dtype=torch.int32)
+    for each in (offsets, other):
+        given.copy_(each)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert distance(d.float().cpu(), nibble.grouped(x, host, offsets=each, activation="silu").float()) < 1e-2
+
+
+@pytest.mark.parametrize("act, scheme", [("s8r", "s8c"), ("e4m3g128", "e4m3b128x128")])
+def test_grouped_codes(torch, act, scheme):
+    """Codes with a scale for each row or group, sorted and padded."""
+    host, _ = experts_on("cpu", f"{act}_{scheme}", "bf16")
+    gpu, _ = experts_on("cuda", f"{act}_{scheme}", "bf16")
+    counts = torch.tensor([3, 0, 40, 1, 4, 16], dtype=torch.int32)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=torch.int32)])
+    codes, scales, _ = nibble.quantize_activations(torch.randn(int(offsets[-1]), 256, dtype=torch.bfloat16), act)
+    wanted = nibble.grouped(codes, host, offsets=offsets, a_scale=scales, activation="silu", out_dtype="bf16")
+    y = nibble.grouped(codes.cuda(), gpu, offsets=offsets.cuda(), a_scale=scales.cuda(), activation="silu", out_dtype="bf16")
+    assert distance(y.float().cpu(), wanted.float()) < 5e-3
+    apart, of_all = codes.new_zeros(6, 40, 256), scales.new_zeros(6, 40, *scales.shape[1:])
+    for e in range(6):
+        apart[e, : counts[e]], of_all[e, : counts[e]] = codes[offsets[e] : offsets[e + 1]], scales[offsets[e] : offsets[e + 1]]
+    y = nibble.grouped(apart.cuda(), gpu, counts=counts.cuda(), a_scale=of_all.cuda(), activation="silu", out_dtype="bf16").cpu()
+    assert distance(torch.cat([y[e, :count] for e, count in enumerate(counts)]).float(), wanted.float()) < 5e-3
+
+
 def test_experts_move(torch):
     if not torch.cuda.is_available():
         pytest.skip("no GPU")

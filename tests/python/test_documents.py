@@ -113,12 +113,21 @@ def test_experts(rng):
     ids, weights = nibble.route(logits, top_k=2)  # softmax over all, normalized over the chosen
     y = nibble.moe(x, ids, weights, gate_up, down, activation="silu")
     # docs: end experts
+    # docs: begin grouped
+    order = np.argsort(ids, axis=None, kind="stable")  # pairs of a token and an expert of its, sorted by expert
+    offsets = np.searchsorted(ids.ravel()[order], np.arange(5)).astype(np.int32)  # of 4 experts
+    hidden = nibble.grouped(x, gate_up, offsets=offsets, rows=(order // 2).astype(np.int32), activation="silu")
+    results = nibble.grouped(hidden, down, offsets=offsets)  # a row for each pair
+    # docs: end grouped
     exact = np.zeros_like(y)
     for t, row in enumerate(x):
         for e, weight in zip(ids[t], weights[t]):
             gate = gates[e] @ row
             exact[t] += weight * (downs[e] @ (gate / (1 + np.exp(-gate)) * (ups[e] @ row)))
     assert distance(y, exact) < 0.03
+    added = np.zeros_like(y)
+    np.add.at(added, order // 2, weights.ravel()[order, None] * results)
+    assert distance(added, y) < 1e-5
 
 
 def test_whole_checkpoints():

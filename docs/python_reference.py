@@ -14,7 +14,7 @@ import sys
 import pdoc
 
 MODULES = {"nibble": "numpy", "nibble.errors": "numpy", "nibble.torch": "torch", "nibble.transformers": "transformers", "nibble.peft": "peft",
-           "nibble.compat.vllm": "torch", "nibble.compat.sglang": "torch", "nibble.vllm": "numpy"}  # and what each needs
+           "nibble.compat.vllm": "torch", "nibble.compat.sglang": "torch", "nibble.compat.deep_gemm": "torch", "nibble.vllm": "numpy"}  # and what each needs
 
 
 def said(thing):

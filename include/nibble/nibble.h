@@ -808,7 +808,39 @@ NIB_API nib_status nib_experts_of(const nib_weight* const* weights, size_t count
 /* Makes a handle of expert `index`: a weight like any other, which shares the bytes. Errors: invalid_argument when there are not so
  * many. */
 NIB_API nib_status nib_experts_weight(const nib_experts* experts, size_t index, nib_weight** weight);
+
+/* What experts have in common. */
+typedef struct nib_experts_info {
+  size_t struct_size;
+  size_t count;        /* how many: E */
+  size_t bytes;        /* packed, of all */
+  int64_t n, k;        /* output and input channels of each */
+  nib_backend backend; /* where they are: NIB_CUDA: the GPU that was current when they were packed */
+  int32_t reserved;
+} nib_experts_info;
+NIB_API nib_status nib_experts_get(const nib_experts* experts, nib_experts_info* info);
 NIB_API nib_status nib_experts_destroy(nib_experts* experts);
+
+/* The layers of experts of a checkpoint, in whatever form they are stored: a line for each in file order, its name, a tab, and how many experts
+ * it has. What lacks a matrix or a number is none. */
+NIB_API nib_status nib_checkpoint_expert_layers(const nib_checkpoint* checkpoint, char** text);
+/* How a layer of experts is packed. */
+typedef struct nib_expert_layer_desc {
+  size_t struct_size;
+  const nib_context* context;     /* NULL: the process-wide pool */
+  const nib_linear_desc* gate_up; /* of an expert, with a glu and the model's activation; not NULL */
+  const nib_linear_desc* down;    /* of an expert; NULL: f32 activations and up to 8192 tokens */
+  const char* layout;             /* as in nib_pack_desc; NULL: that of the cheapest kernels */
+  const char* kernel;             /* as in nib_pack_desc; NULL: any */
+  nib_backend backend;            /* NIB_CUDA: packed on the current GPU, into its memory */
+  int32_t reserved;
+} nib_expert_layer_desc;
+/* Packs the experts of the layer of that name, one after the other, so that no more than one is in memory unpacked: gate and up as one weight, all
+ * rows of the gate first, and down. notes: findings of reading, as nib_checkpoint_notes has them; NULL: none wanted. Errors: not_found for a
+ * layer that there is not, with those that there are, or what it lacks; invalid_argument where its experts differ, with the values;
+ * otherwise as nib_checkpoint_read, nib_join and nib_pack. */
+NIB_API nib_status nib_pack_expert_layer(const nib_checkpoint* checkpoint, const char* layer, const nib_expert_layer_desc* desc,
+                                         nib_experts** gate_up, nib_experts** down, char** notes);
 
 /* Makes a plan of D = epilogue(A · W_eᵀ), where each row has its expert e. desc: of an expert, with the most rows of all experts together
  * as m_max; NULL: for what the experts were packed for. Of the operands of its epilogue, those with a row for each of A's are taken

@@ -66,6 +66,27 @@ Status route_tokens(const nib_route_desc* given) {
   return route(logits, bias, spec, ids, weights, threads);
 }
 
+Result<PackedExpertLayer> pack_layer(const nib_checkpoint* checkpoint, const char* name, const nib_expert_layer_desc* given,
+                                     std::vector<ModuleNote>* notes) {
+  NIBBLE_RETURN_IF_ERROR(required({{"name of a layer", name}}));
+  NIBBLE_ASSIGN_OR_RETURN(const Checkpoint* c, open(checkpoint));
+  NIBBLE_ASSIGN_OR_RETURN(const nib_expert_layer_desc desc, read("nib_expert_layer_desc", given));
+  if (desc.gate_up == nullptr)
+    return error(StatusCode::invalid_argument,
+                 "nib_expert_layer_desc.gate_up is NULL: it says the activation of the model's glu, which no checkpoint does");
+  const nib_pack_desc packing{.struct_size = sizeof packing,
+                              .context = desc.context,
+                              .linear = desc.down,
+                              .layout = desc.layout,
+                              .kernel = desc.kernel,
+                              .backend = desc.backend};
+  NIBBLE_ASSIGN_OR_RETURN(const PackOptions options, pack_options(packing));
+  NIBBLE_ASSIGN_OR_RETURN(const LinearSpec gate_up, linear_spec(desc.gate_up));
+  NIBBLE_ASSIGN_OR_RETURN(const LinearSpec down, packed_linear_spec(packing));
+  NIBBLE_ASSIGN_OR_RETURN(const ExpertLayer layer, expert_layer(*c, name));
+  return pack_experts(*c, layer, gate_up, down, options, notes);
+}
+
 /// The size of a plan's workspace.
 template <class Handle>
 nib_status workspace_size(const Handle* plan, size_t* bytes) {
@@ -116,7 +137,49 @@ nib_status nib_experts_weight(const nib_experts* experts, size_t index, nib_weig
   });
 }
 
+nib_status nib_experts_get(const nib_experts* experts, nib_experts_info* info) {
+  return guarded([&]() -> Status {
+    NIBBLE_ASSIGN_OR_RETURN(const PackedExperts* packed, open(experts));
+    nib_experts_info out{};
+    out.count = static_cast<size_t>(packed->count());
+    out.bytes = packed->nbytes();
+    out.n = packed->n();
+    out.k = packed->k();
+    out.backend = packed->backend() == Backend::cuda ? NIB_CUDA : NIB_CPU;
+    return write("nib_experts_info", info, out);
+  });
+}
+
 nib_status nib_experts_destroy(nib_experts* experts) { return destroy(experts); }
+
+nib_status nib_checkpoint_expert_layers(const nib_checkpoint* checkpoint, char** text) {
+  return guarded([&]() -> Status {
+    NIBBLE_ASSIGN_OR_RETURN(const Checkpoint* c, open(checkpoint));
+    std::string lines;
+    for (const ExpertLayer& layer : expert_layers(*c)) lines += fmt::format("{}\t{}\n", layer.name, layer.count);
+    return give(lines, text);
+  });
+}
+
+nib_status nib_pack_expert_layer(const nib_checkpoint* checkpoint, const char* layer, const nib_expert_layer_desc* desc,
+                                 nib_experts** gate_up, nib_experts** down, char** notes) {
+  return guarded([&]() -> Status {
+    NIBBLE_RETURN_IF_ERROR(required({{"handle of gate_up to be made", gate_up}, {"handle of down to be made", down}}));
+    std::vector<ModuleNote> findings;
+    NIBBLE_ASSIGN_OR_RETURN(PackedExpertLayer packed,
+                            pack_layer(checkpoint, layer, desc, notes == nullptr ? nullptr : &findings));
+    auto first = std::make_unique<nib_experts>(std::move(packed.gate_up)),
+         second = std::make_unique<nib_experts>(std::move(packed.down));
+    if (notes != nullptr) {
+      std::string lines;
+      for (const ModuleNote& note : findings) lines += notes_text({note.note}, note.module);
+      NIBBLE_RETURN_IF_ERROR(give(lines, notes));
+    }
+    *gate_up = first.release();
+    *down = second.release();
+    return {};
+  });
+}
 
 nib_status nib_plan_grouped(const nib_experts* experts, const nib_linear_desc* desc, const nib_plan_options* options,
                             nib_grouped_plan** plan) {

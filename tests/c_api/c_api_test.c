@@ -1528,6 +1528,91 @@ static void test_grouped(const nib_experts* experts, const nib_context* context)
   OK(nib_grouped_plan_destroy(NULL));
 }
 
+/* A checkpoint of floats whose experts are stored together: gate_up_proj [EXPERTS, 2 * HIDDEN, K] and down_proj [EXPERTS, K, HIDDEN]. */
+static void write_experts(const char* path) {
+  static float gate_up[EXPERTS * 2 * HIDDEN * K], down[EXPERTS * K * HIDDEN];
+  fill(gate_up, EXPERTS * 2 * HIDDEN * K, 71);
+  fill(down, EXPERTS * K * HIDDEN, 72);
+  char header[512];
+  const int length =
+      snprintf(header, sizeof header,
+               "{\"h.0.experts.gate_up_proj\":{\"dtype\":\"F32\",\"shape\":[%d,%d,%d],\"data_offsets\":[0,%zu]},"
+               "\"h.0.experts.down_proj\":{\"dtype\":\"F32\",\"shape\":[%d,%d,%d],\"data_offsets\":[%zu,%zu]}}",
+               EXPERTS, 2 * HIDDEN, K, sizeof gate_up, EXPERTS, K, HIDDEN, sizeof gate_up, sizeof gate_up + sizeof down);
+  const uint64_t size = (uint64_t)length;
+  FILE* file = fopen(path, "wb");
+  CHECK(file != NULL && fwrite(&size, 8, 1, file) == 1 && fwrite(header, size, 1, file) == 1);
+  CHECK(fwrite(gate_up, sizeof gate_up, 1, file) == 1 && fwrite(down, sizeof down, 1, file) == 1 && fclose(file) == 0);
+}
+
+/* The experts of a checkpoint, against those that are read one by one. */
+static void test_expert_layers(const char* scratch) {
+  char path[512];
+  snprintf(path, sizeof path, "%s/experts.safetensors", scratch);
+  write_experts(path);
+  nib_checkpoint* checkpoint = NULL;
+  OK(nib_checkpoint_open(path, &checkpoint));
+  char *text = NULL, *notes = NULL;
+  OK(nib_checkpoint_expert_layers(checkpoint, &text));
+  CHECK(strcmp(text, "h.0.experts\t4\n") == 0);
+  nib_text_free(text);
+
+  nib_epilogue glu = SIZED(nib_epilogue);
+  glu.activation = NIB_ACTIVATION_QUICK_GELU, glu.glu = 1, glu.glu_limit = 7, glu.glu_offset = 1;
+  nib_linear_desc first = SIZED(nib_linear_desc), second = SIZED(nib_linear_desc);
+  first.epilogue = &glu, first.m_max = second.m_max = 4;
+  nib_expert_layer_desc desc = SIZED(nib_expert_layer_desc);
+  desc.gate_up = &first, desc.down = &second;
+  nib_experts *gate_up = NULL, *down = NULL;
+  const char* const layer = "h.0.experts";
+  OK(nib_pack_expert_layer(checkpoint, layer, &desc, &gate_up, &down, &notes));
+  CHECK(strcmp(notes, "") == 0);
+  nib_text_free(notes);
+  nib_experts_info info = SIZED(nib_experts_info), of_down = SIZED(nib_experts_info);
+  OK(nib_experts_get(gate_up, &info));
+  OK(nib_experts_get(down, &of_down));
+  CHECK(info.count == EXPERTS && info.n == 2 * HIDDEN && info.k == K && info.backend == NIB_CPU);
+  CHECK(of_down.count == EXPERTS && of_down.n == K && of_down.k == HIDDEN &&
+        of_down.bytes >= sizeof(float) * EXPERTS * K * HIDDEN);
+  for (size_t e = 0; e < EXPERTS; ++e) {
+    char name[64];
+    size_t module = 0;
+    nib_weight* weight = NULL;
+    nib_qtensor *q = NULL, *unpacked = NULL;
+    snprintf(name, sizeof name, "%s.%d.down_proj", layer, (int)e);
+    OK(nib_checkpoint_find_module(checkpoint, name, &module));
+    OK(nib_checkpoint_read(checkpoint, module, &q, NULL));
+    OK(nib_experts_weight(down, e, &weight));
+    OK(nib_unpack(weight, &unpacked));
+    nib_qtensor_desc given = SIZED(nib_qtensor_desc), got = SIZED(nib_qtensor_desc);
+    OK(nib_qtensor_get(q, &given));
+    OK(nib_qtensor_get(unpacked, &got));
+    CHECK(memcmp(got.codes.data, given.codes.data, sizeof(float) * K * HIDDEN) == 0);
+    OK(nib_qtensor_destroy(unpacked));
+    OK(nib_qtensor_destroy(q));
+    OK(nib_weight_destroy(weight));
+  }
+  nib_moe_plan* plan = NULL;
+  const nib_moe_desc moe = {.struct_size = sizeof moe, .tokens_max = 4, .top_k = 2};
+  OK(nib_plan_moe(gate_up, down, &moe, NULL, &plan));
+  OK(nib_moe_plan_destroy(plan));
+  OK(nib_experts_destroy(gate_up));
+  OK(nib_experts_destroy(down));
+
+  nib_experts* none = NULL;
+  FAILS(NIB_NOT_FOUND, "it has h.0.experts", nib_pack_expert_layer(checkpoint, "h.1", &desc, &none, &down, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "name of a layer", nib_pack_expert_layer(checkpoint, NULL, &desc, &none, &down, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "nib_expert_layer_desc is NULL",
+        nib_pack_expert_layer(checkpoint, layer, NULL, &none, &down, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "handle of down", nib_pack_expert_layer(checkpoint, layer, &desc, &none, NULL, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "nib_checkpoint is NULL", nib_pack_expert_layer(NULL, layer, &desc, &none, &down, NULL));
+  desc.gate_up = NULL;
+  FAILS(NIB_INVALID_ARGUMENT, "gate_up is NULL", nib_pack_expert_layer(checkpoint, layer, &desc, &none, &down, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "nib_experts is NULL", nib_experts_get(NULL, &info));
+  CHECK(none == NULL);
+  OK(nib_checkpoint_destroy(checkpoint));
+}
+
 static void test_experts(void) {
   for (unsigned e = 0; e < EXPERTS; ++e) {
     gate_ups[e] = random_matrix(2 * HIDDEN, K, 50 + e);
@@ -1866,6 +1951,7 @@ int main(int argc, char** argv) {
   test_threads();
   test_plan_cache();
   test_experts();
+  test_expert_layers(argv[2]);
   test_gpu();
   test_roofline();
   printf("%d failures\n", atomic_load(&failures));

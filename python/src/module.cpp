@@ -10,6 +10,7 @@
 #include <bit>
 
 #include "arrays.hpp"
+#include "bind.hpp"
 #include "calls.hpp"
 #include "nibble/nibble.hpp"
 
@@ -624,72 +625,6 @@ void bind_weights(nb::module_& m) {
         return check(packed_header_size({static_cast<const char*>(prefix.data()), prefix.size()}));
       },
       "prefix"_a, "Of the header that begins with these packed_prefix bytes.");
-}
-
-void bind_experts(nb::module_& m) {
-  nb::class_<Experts>(m, "PackedExperts", "Packed weights of the same sizes, scheme and layout.")
-      .def(
-          "__init__",
-          [](Experts* self, const std::vector<nb::object>& weights) {
-            std::vector<PackedWeight> packed;
-            for (const nb::object& weight : weights) packed.push_back(nb::cast<const Weight&>(weight).packed);
-            new (self) Experts{check(experts_of(std::move(packed))), weights};
-          },
-          "weights"_a)
-      .def("__len__", [](const Experts& e) { return e.packed.count(); })
-      .def_prop_ro("n", [](const Experts& e) { return e.packed.n(); })
-      .def_prop_ro("k", [](const Experts& e) { return e.packed.k(); })
-      .def_prop_ro("nbytes", [](const Experts& e) { return e.packed.nbytes(); });
-  m.def("moe", &moe, "gate_up"_a, "down"_a, "x"_a, "ids"_a, "weights"_a, "activation"_a, "residual"_a.none(),
-        "out_dtype"_a.none(), "out"_a.none(), "kernel"_a);
-  m.def(
-      "grouped",
-      [](Experts& experts, nb::handle x, nb::handle offsets, nb::handle counts, nb::handle rows, nb::handle a_scale,
-         nb::handle a_zero, std::optional<std::string_view> act_scheme, std::string_view activation, nb::handle row_scale,
-         nb::handle gate, nb::handle residual, nb::handle out_dtype, nb::handle out, nb::handle stream, std::string_view kernel) {
-        const nb::float_ one(1.0);
-        const nb::int_ zero(0);
-        const Options options{.bias = nb::none(),
-                              .activation = activation,
-                              .clamp = {0.0f, 6.0f},
-                              .negative_slope = 0.01f,
-                              .gate = gate,
-                              .residual = residual,
-                              .row_scale = row_scale,
-                              .col_scale = nb::none(),
-                              .a_scale = a_scale,
-                              .a_zero = a_zero,
-                              .act_scheme = act_scheme,
-                              .accumulation = {},
-                              .out_dtype = out_dtype,
-                              .out_scale = one,
-                              .out_zero = zero,
-                              .out_range = {},
-                              .sum_bias = nb::none(),
-                              .out = out,
-                              .stream = stream,
-                              .kernel = kernel,
-                              .allow_reference = true};
-        return grouped(experts, x, offsets, counts, rows, options);
-      },
-      "experts"_a, "x"_a, "offsets"_a.none(), "counts"_a.none(), "rows"_a.none(), "a_scale"_a.none(), "a_zero"_a.none(),
-      "act_scheme"_a.none(), "activation"_a, "row_scale"_a.none(), "gate"_a.none(), "residual"_a.none(), "out_dtype"_a.none(),
-      "out"_a.none(), "stream"_a.none(), "kernel"_a);
-  m.def(
-      "route",
-      [](nb::handle logits, nb::handle bias, std::int64_t top_k, std::string_view score, bool normalize, std::int64_t groups,
-         std::int64_t top_groups, float scale) {
-        if (score != "softmax" && score != "sigmoid")
-          throw Failure(StatusCode::invalid_argument, "'" + std::string(score) + "' is no score; write softmax or sigmoid");
-        return route(logits, bias,
-                     {.top_k = top_k,
-                      .score = score == "softmax" ? RouteScore::softmax : RouteScore::sigmoid,
-                      .normalize = normalize,
-                      .groups = groups,
-                      .top_groups = top_groups,
-                      .scale = scale});
-      },
-      "logits"_a, "bias"_a.none(), "top_k"_a, "score"_a, "normalize"_a, "groups"_a, "top_groups"_a, "scale"_a);
 }
 
 // --- functions ----------------------------------------------------------------------------------------------------------------

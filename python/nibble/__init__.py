@@ -46,10 +46,10 @@ from ._core import version as __version__
 from .errors import AlreadyExists, CorruptData, Error, Internal, InvalidArgument, IoError, NotFound, Unsupported
 
 __all__ = [
-    "AlreadyExists", "Array", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
+    "AlreadyExists", "Array", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "ExpertLayer", "FormatInfo", "Internal", "InvalidArgument",
     "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "Norm", "NotFound", "Note", "PackedExperts", "PackedFile", "PackedModule", "PackedWeight", "PlanCache",
     "QuantError", "QuantTensor", "TransformReport", "TransformedModule", "Unsupported", "VerifyReport", "__version__", "convert_checkpoint",
-    "dequantize_checkpoint", "doctor", "errors", "explain", "formats", "grouped", "join", "kernels", "layouts", "moe", "open", "pack", "pack_experts", "packed_weight",
+    "dequantize_checkpoint", "doctor", "errors", "expert_layers", "explain", "formats", "grouped", "join", "kernels", "layouts", "moe", "open", "pack", "pack_expert_layer", "pack_experts", "packed_weight",
     "quantization_error", "quantize", "quantize_activations", "quantize_checkpoint", "quantize_conv", "read_tensors", "route", "save_packed", "verify",
     "verify_conv",
 ]  # fmt: skip
@@ -668,4 +668,4 @@ def doctor(measure: bool = False) -> dict[str, Any]:
     return report
 
 
-from .experts import PackedExperts, grouped, moe, pack_experts, route
+from .experts import ExpertLayer, PackedExperts, expert_layers, grouped, moe, pack_expert_layer, pack_experts, route

@@ -12,7 +12,8 @@ from typing import Any, Iterable, Sequence
 
 import nibble
 
-from . import _core
+from . import _arrays, _core
+from ._core import ExpertLayer
 
 Array = Any
 
@@ -27,6 +28,12 @@ class PackedExperts:
         """
         self._weights = list(weights)
         self._experts = _core.PackedExperts([weight._weight for weight in self._weights])
+
+    @classmethod
+    def _of(cls, experts: _core.PackedExperts) -> PackedExperts:
+        self = cls.__new__(cls)
+        self._weights, self._experts = [nibble.PackedWeight(weight) for weight in experts.weights], experts
+        return self
 
     def __len__(self) -> int:
         return len(self._weights)
@@ -64,6 +71,29 @@ def pack_experts(experts: Iterable[nibble.QuantTensor], **spec: Any) -> PackedEx
         weights.append(nibble.pack(q, **spec))
         spec["layout"] = weights[0].layout
     return PackedExperts(weights)
+
+
+def expert_layers(checkpoint: nibble.Checkpoint) -> list[ExpertLayer]:
+    """All layers of experts, in file order, in whatever form they are stored. A layer that lacks a matrix or a number is none."""
+    return _core.expert_layers(checkpoint)
+
+
+def pack_expert_layer(
+    checkpoint: nibble.Checkpoint, layer: str | ExpertLayer, *, backend: str = "cpu", a_dtype: Any = "f32", act_scheme: str = "", layout: str = "",
+    kernel: str = "", m_max: int = 1 << 13, accumulation: str = "fast", glu_limit: float | None = None, glu_offset: float = 0.0,
+) -> tuple[PackedExperts, PackedExperts]:  # fmt: skip
+    """gate_up and down of a layer of experts, by its name or as expert_layers() has it; no more than one expert is in memory unpacked.
+
+    gate and up become one weight, packed for a glu, however they are stored. The other arguments are those of nibble.pack(), of gpt-oss
+    glu_limit=7, glu_offset=1. Raises NotFound for a layer that there is not, with those that there are, or what it lacks, InvalidArgument
+    where its experts differ, and what reading and packing do.
+    """
+    name = layer if isinstance(layer, str) else layer.name
+    gate_up, down = _core.pack_expert_layer(
+        checkpoint, name, backend=backend, a_dtype=_arrays.token(a_dtype), act_scheme=act_scheme, layout=layout, kernel=kernel, m_max=m_max,
+        accumulation=accumulation, glu_limit=glu_limit, glu_offset=glu_offset,
+    )  # fmt: skip
+    return PackedExperts._of(gate_up), PackedExperts._of(down)
 
 
 def moe(

@@ -1,12 +1,10 @@
-// What the parts of the module share that bind things to names.
+// The parts of the module that have a file of their own.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace nibble::python {
 
-namespace nb = nanobind;
-
-void bind_experts(nb::module_& m);
+void bind_experts(nanobind::module_& m);
 
 }  // namespace nibble::python

@@ -418,6 +418,28 @@ Accumulation accumulation_from(std::string_view text) {
   throw invalid("'" + std::string(text) + "' is no accumulation; write fast or precise");
 }
 
+Backend backend_from(std::string_view name) {
+  if (name == "cpu") return Backend::cpu;
+  if (name == "cuda") return Backend::cuda;
+  throw Failure(StatusCode::invalid_argument, "'" + std::string(name) + "' is no backend; write cpu or cuda");
+}
+
+LinearSpec packing_spec(std::string_view a_dtype, std::string_view act_scheme, std::int64_t m_max,
+                        std::string_view accumulation) {
+  LinearSpec spec{.a_dtype = dtype_from(a_dtype),
+                  .m_max = m_max,
+                  .act_scheme = act_from(act_scheme),
+                  .accumulation = accumulation_from(accumulation)};
+  if (is_compute_float(spec.a_dtype)) spec.epilogue.out = spec.a_dtype;  // as linear() answers
+  return spec;
+}
+
+Weight weight_of(PackedWeight packed) {
+  Weight weight{.packed = std::move(packed)};
+  if (weight.packed.backend() == Backend::cuda) weight.gpu = check(this_gpu()).ordinal;
+  return weight;
+}
+
 nb::object linear(Weight& weight, nb::handle x, const Options& options) {
   const Call call(x, options.stream);
   call.check_place(weight, "x");

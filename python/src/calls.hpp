@@ -23,6 +23,10 @@ using OptionalFloat = std::optional<float>;
 ActScheme act_from(std::string_view text);
 /// Of "fast" or "precise". Throws Failure.
 Accumulation accumulation_from(std::string_view text);
+/// Of "cpu" or "cuda". Throws Failure.
+Backend backend_from(std::string_view name);
+/// What a weight is packed for. Throws Failure.
+LinearSpec packing_spec(std::string_view a_dtype, std::string_view act_scheme, std::int64_t m_max, std::string_view accumulation);
 
 /// The plans of one weight by what they were asked for. Guarded by the interpreter's lock.
 template <class Spec>
@@ -55,6 +59,9 @@ struct Weight {
   /// Of a glu: as it was packed.
   const EpilogueSpec& glu() const { return spec().epilogue; }
 };
+
+/// A weight that was packed for the current GPU, or for the CPU.
+Weight weight_of(PackedWeight packed);
 
 /// Experts, the plans of layers that they are gate_up of, and those of products of theirs alone.
 struct Experts {

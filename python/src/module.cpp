@@ -427,12 +427,6 @@ void bind_tensors(nb::module_& m) {
 
 // --- packed weights -------------------------------------------------------------------------------------------------
 
-Backend backend_from(std::string_view name) {
-  if (name == "cpu") return Backend::cpu;
-  if (name == "cuda") return Backend::cuda;
-  throw Failure(StatusCode::invalid_argument, "'" + std::string(name) + "' is no backend; write cpu or cuda");
-}
-
 std::vector<Explanation::Bucket> explain(Weight& weight, std::string_view a_dtype, std::int64_t m_max, std::string_view out,
                                          std::string_view act_scheme, std::string_view accumulation) {
   LinearSpec spec{.a_dtype = dtype_from(a_dtype),
@@ -628,23 +622,6 @@ void bind_weights(nb::module_& m) {
 }
 
 // --- functions ----------------------------------------------------------------------------------------------------------------
-
-LinearSpec packing_spec(std::string_view a_dtype, std::string_view act_scheme, std::int64_t m_max,
-                        std::string_view accumulation) {
-  LinearSpec spec{.a_dtype = dtype_from(a_dtype),
-                  .m_max = m_max,
-                  .act_scheme = act_from(act_scheme),
-                  .accumulation = accumulation_from(accumulation)};
-  if (is_compute_float(spec.a_dtype)) spec.epilogue.out = spec.a_dtype;  // as linear() answers
-  return spec;
-}
-
-/// A weight that was packed for the current GPU, or for the CPU.
-Weight weight_of(PackedWeight packed) {
-  Weight weight{.packed = std::move(packed)};
-  if (weight.packed.backend() == Backend::cuda) weight.gpu = check(this_gpu()).ordinal;
-  return weight;
-}
 
 Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_view a_dtype, std::string_view act_scheme,
                    const std::string& layout, const std::string& kernel, std::int64_t m_max, std::string_view accumulation,

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import distance
+from test_documents import write_safetensors
 
 import nibble
 
@@ -82,6 +83,41 @@ def test_errors(rng):
         nibble.route(np.ones((2, 4), np.float32), 2, score="max")
     with pytest.raises(nibble.InvalidArgument, match=r"top_k=5 is outside \[1, 4\]"):
         nibble.route(np.ones((2, 4), np.float32), 5)
+
+
+def test_layers_of_checkpoints(rng, tmp_path):
+    """Experts one by one, and stored together with rows of gate and up that take turns, are packed as those that are read and joined."""
+    layer_ = "model.layers.1.mlp.experts"
+    gates, ups, downs = (rng.standard_normal((E, *shape), dtype=np.float32) for shape in ((I, K), (I, K), (K, I)))
+    apart = {f"{layer_}.{e}.{name}.weight": w[e] for e in range(E) for name, w in (("w1", gates), ("w3", ups), ("w2", downs))}
+    turns = np.stack([gates, ups], 2).reshape(E, 2 * I, K).transpose(0, 2, 1).copy()
+    bias = rng.standard_normal((E, 2 * I), dtype=np.float32)
+    together = {f"{layer_}.gate_up_proj": turns, f"{layer_}.gate_up_proj_bias": bias, f"{layer_}.down_proj": downs.transpose(0, 2, 1).copy(),
+                f"{layer_}.down_proj_bias": np.zeros((E, K), np.float32)}  # fmt: skip
+    x = rng.standard_normal((T, K), dtype=np.float32)
+    ids, weights = nibble.route(rng.standard_normal((T, E), dtype=np.float32), TOP)
+    for name, tensors in (("apart", apart), ("together", together)):
+        write_safetensors(tmp_path / f"{name}.safetensors", tensors)
+        checkpoint = nibble.open(tmp_path / f"{name}.safetensors")
+        (found,) = nibble.expert_layers(checkpoint)
+        assert (found.name, found.count, found.interleaved) == (layer_, E, name == "together")
+        assert repr(found) == f"ExpertLayer(name='{layer_}', count=5)"
+        gate_up, down = nibble.pack_expert_layer(checkpoint, found, m_max=16, glu_limit=7, glu_offset=1)
+        assert (gate_up.n, gate_up.k, down.n, down.k, len(gate_up)) == (2 * I, K, K, I, E) and gate_up[0].m_max == 16
+        for e in range(E):
+            assert np.array_equal(dense(gate_up[e].unpack()), np.concatenate([gates[e], ups[e]]))
+            assert np.array_equal(dense(down[e].unpack()), downs[e])
+        y = nibble.moe(x, ids, weights, gate_up, down, activation="quick_gelu")
+        wanted = np.zeros((T, K))
+        for t in range(T):
+            for j, e in enumerate(ids[t]):
+                b = bias[e] if name == "together" else np.zeros(2 * I)
+                gate, up = gates[e] @ x[t].astype(np.float64) + b[::2], ups[e] @ x[t].astype(np.float64) + b[1::2]
+                gate, up = np.minimum(gate, 7), np.clip(up, -7, 7) + 1
+                wanted[t] += weights[t, j] * (downs[e] @ (gate / (1 + np.exp(-1.702 * gate)) * up))
+        assert distance(y, wanted) < 1e-4
+    with pytest.raises(nibble.NotFound, match=f"no layer of experts h.0; it has {layer_}"):
+        nibble.pack_expert_layer(checkpoint, "h.0")
 
 
 def test_routing_of_deepseek(rng):

@@ -76,16 +76,23 @@ def _stacked(weights: Sequence[nibble.PackedWeight]) -> Tensor:
 class QuantExperts(nn.Module):
     """y = Σ_j top_k_weights[t,j] · expert_{top_k_index[t,j]}(x[t]): what takes the place of the experts of transformers' models.
 
-    gate_up, down: nibble.PackedExperts. activation: of the glu. The result has x's type. Experts have no gradient. Moved to a GPU, they
-    are packed anew for it; there each expert is packed alone first, so that a layer needs its memory twice for a moment.
+    gate_up, down: nibble.PackedExperts. activation: of the glu. shared: so many of them, the last ones, are experts of every token, with weight 1
+    or sigmoid(shared_gate(x)); they are no indices of a router's (see nibble.torch.split_mlp). The result has x's type. Experts have no
+    gradient. Moved to a GPU, they are packed anew for it; there each expert is packed alone first, so that a layer needs its memory twice
+    for a moment.
     """
 
     gate_up: Tensor
     down: Tensor
 
-    def __init__(self, gate_up: ex.PackedExperts, down: ex.PackedExperts, activation: str = "silu") -> None:
+    def __init__(
+        self, gate_up: ex.PackedExperts, down: ex.PackedExperts, activation: str = "silu", *, shared: int = 0, shared_gate: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        self.activation, self.num_experts = activation, len(gate_up)
+        if not 0 <= shared < len(gate_up) or (shared_gate is not None and not shared):
+            raise InvalidArgument(f"{shared} shared experts of {len(gate_up)}{', with a gate' if shared_gate is not None else ''}")
+        self.activation, self.num_experts, self.shared = activation, len(gate_up) - shared, shared
+        self.shared_gate = shared_gate
         self.hidden_size, self.out_size = gate_up.k, down.n
         self.register_buffer("gate_up", _stacked([gate_up[e] for e in range(len(gate_up))]))
         self.register_buffer("down", _stacked([down[e] for e in range(len(down))]))
@@ -98,16 +105,29 @@ class QuantExperts(nn.Module):
             for name in ("gate_up", "down"):
                 rows = [nt._placed(row, device) for row in getattr(self, name).unbind()]
                 setattr(self, name, _stacked([nt._weight(row) for row in rows]))
+        if recurse and self.shared_gate is not None:
+            self.shared_gate._apply(fn)
         return self
 
     def extra_repr(self) -> str:
         first = _experts(self.gate_up)[0]
-        return f"{self.num_experts}, hidden_size={self.hidden_size}, scheme={first.scheme}, activation={self.activation}, layout={first.layout}"
+        shared = f", shared={self.shared}" if self.shared else ""
+        return f"{self.num_experts}{shared}, hidden_size={self.hidden_size}, scheme={first.scheme}, activation={self.activation}, layout={first.layout}"
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        return torch.ops.nibble.moe(
-            hidden_states, top_k_index, top_k_weights, self.gate_up, self.down, self.out_size, self.activation
-        )
+        ids, weights = (top_k_index, top_k_weights) if not self.shared else self._with_shared(hidden_states, top_k_index, top_k_weights)
+        return torch.ops.nibble.moe(hidden_states, ids, weights, self.gate_up, self.down, self.out_size, self.activation)
+
+    def _with_shared(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's experts, and behind them the shared ones."""
+        ids = ids.masked_fill(ids >= self.num_experts, -1)  # of other processes
+        last = torch.arange(self.num_experts, self.num_experts + self.shared, dtype=ids.dtype, device=ids.device)
+        last = last.expand(*ids.shape[:-1], -1)
+        if self.shared_gate is None:
+            factor = torch.ones(last.shape, device=ids.device)
+        else:
+            factor = torch.sigmoid(self.shared_gate(x).float()).expand(last.shape)
+        return torch.cat([ids, last], -1), torch.cat([weights.float(), factor], -1)
 
 
 QuantExperts.__module__ = "nibble.torch"  # where pickles find it: this module cannot be the first that is imported

@@ -17,12 +17,12 @@ __all__ = ["Fused", "fuse", "unfuse"]
 
 
 class Fused(list[str]):
-    """The names of the FusedLinear layers that fuse() made."""
+    """The names of the FusedLinear layers that fuse() made, and of QuantExperts that shared MLPs have joined."""
 
     def __init__(self) -> None:
         super().__init__()
         self.left: dict[str, str] = {}
-        """The attentions, MLPs and blocks of decoders that are as they were, and why."""
+        """The attentions, MLPs, shared ones too, and blocks of decoders that are as they were, and why."""
 
 
 def fuse(model: nn.Module) -> Fused:
@@ -36,7 +36,8 @@ def fuse(model: nn.Module) -> Fused:
         gate_up_proj   post_attention_layernorm, gate_proj and up_proj of the MLP, and the product of the two
         down_proj      that of the MLP, and the addition to x
 
-    The attention's own code runs between them. Whether a block, an attention or an MLP is of this form is found by running its code on a
+    The attention's own code runs between them. A shared MLP beside QuantExperts (DeepSeek, Qwen2-MoE) becomes some more of the experts, which
+    one plan runs: those that every token has, with weight 1 or the sigmoid of the MLP's gate. Whether a block, an attention or an MLP is of this form is found by running its code on a
     few numbers; what is not, or has float layers or layers that cannot be joined, is left, and the result's `left` says why: the experts of
     Mixtral, for one. Layers that adapters (PEFT) or checkpoints know by name have other names then: unfuse() undoes all of it.
     Raises InvalidArgument for a model on the meta device.
@@ -63,11 +64,21 @@ def fuse(model: nn.Module) -> Fused:
             for own, layer in layers.items():
                 setattr(block, own, layer)
                 fused.append(f"{name}.{own}" if name else own)
+    for name, block in list(model.named_modules()):
+        prefix = f"{name}." if name else ""
+        for shared in nt._torch_shared.shared_mlps(block):
+            try:
+                nt._torch_shared.join_shared(block, shared)
+                fused.append(f"{prefix}experts")
+            except (InvalidArgument, Unsupported) as problem:
+                fused.left[prefix + shared] = str(problem)
     return fused
 
 
 def unfuse(model: nn.Module) -> None:
     """Undoes fuse(): the layers have their names, numbers and norms again, in place."""
+    for block in [module for module in model.modules() if any(isinstance(child, nt._torch_shared._Among) for child in module.children())]:
+        nt._torch_shared.part_shared(block)
     for block in [module for module in model.modules() if isinstance(module, _Block)]:
         for part, (norm, *joined) in _PARTS.items():
             for layer in [block._modules.pop(name) for name in joined if name in block._modules]:

@@ -292,6 +292,8 @@ def shard_experts(model: nn.Module, *, replicated: bool = False, group: Any = No
                 continue
             name = f"{above}.{child}" if above else child
             if module not in shares:
+                if module.shared:
+                    raise InvalidArgument(f"{name}: its shared experts are every token's, of no rank alone; unfuse(model) first, or do not fuse it")
                 try:
                     shares[module] = ParallelExperts(
                         _experts(module.gate_up), _experts(module.down), module.activation, replicated=replicated, group=group

@@ -39,7 +39,7 @@ from nibble.errors import InvalidArgument, NotFound, Unsupported
 __all__ = [
     "ColumnParallelLinear", "Converted", "Fused", "FusedLinear", "ParallelExperts", "QuantConv2d", "QuantExperts", "QuantLinear",
     "RowParallelLinear", "TorchWeight", "convert", "from_tensor", "fuse", "quantize_activations", "read_module", "shard_experts", "shard_inputs",
-    "shard_outputs", "to_tensor", "unfuse",
+    "shard_outputs", "split_mlp", "to_tensor", "unfuse",
 ]  # fmt: skip
 
 
@@ -1063,5 +1063,7 @@ from nibble._torch_fuse import Fused, _Block, _check_hooks, _Columns, _empty_blo
 from nibble._torch_parallel import (
     ColumnParallelLinear, ParallelExperts, RowParallelLinear, _replace, shard_experts, shard_inputs, shard_outputs,
 )  # fmt: skip
+from nibble import _torch_shared  # which needs those
+from nibble._torch_shared import _Among, split_mlp
 
 _fuse = fuse  # where an argument has its name

@@ -351,15 +351,13 @@ std::uint64_t Checkpoint::Impl::first_byte(const Group& group, std::size_t tenso
 ConstTensorView Checkpoint::Impl::view(const Group& group, std::size_t tensor) const {
   if (!group.stack) return view(tensor);
   const TensorInfo& info = shards.tensors[tensor];
-  return dense_view(shards.data[tensor] + first_byte(group, tensor), info.dtype, {info.shape.begin() + 1, info.shape.end()});
+  return dense_view(shards.data[tensor] + first_byte(group, tensor), info.dtype, stacked_shape(*group.stack, info.shape));
 }
 
 std::string_view Checkpoint::Impl::suffix(const Group& group, std::size_t tensor) const {
   const std::string_view name = shards.tensors[tensor].name;
   if (!group.stack) return split(name).suffix;
-  const std::string_view rest = name.substr(group.stack->matrix_length);
-  if (!rest.empty()) return rest.substr(1);
-  return group.stack->transposed ? "weight.transposed" : "weight";
+  return stacked_suffix(*group.stack, name);
 }
 
 codec::ModuleTensors Checkpoint::Impl::module_tensors(const Group& group) const {

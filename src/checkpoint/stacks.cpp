@@ -15,11 +15,23 @@ using Group = Checkpoint::Impl::Group;
 constexpr std::string_view kGateUp = "gate_up_proj", kDown = "down_proj";
 constexpr std::int64_t kMostExperts = 4096;  // a limit for damaged files: a module is made for each
 
+/// What follows the name of a matrix in those of its tensors, and what codecs call these.
+struct Part {
+  std::string_view rest, suffix;
+};
+constexpr Part kParts[] = {{"", "weight"},
+                           {"_scale_inv", "weight_scale_inv"},
+                           {"_scale", "weight_scale"},
+                           {"_activation_scale", "activation_scale"},
+                           {"_blocks", "blocks"},
+                           {"_scales", "scales"},
+                           {"_bias", "bias"}};
+
 /// The tensors of one matrix of all experts.
 struct Matrix {
   std::string_view name;
   std::vector<std::size_t> tensors;
-  const TensorInfo *weight = nullptr, *blocks = nullptr;
+  const TensorInfo *weight = nullptr, *blocks = nullptr, *scale = nullptr;  // of FP8
 
   /// What has its codes; null: nothing that could be those of experts.
   const TensorInfo* codes() const {
@@ -34,12 +46,15 @@ Matrix find(std::string_view name, const Group& group, const storage::Shards& sh
   const std::string whole = group.name.empty() ? std::string(name) : group.name + "." + std::string(name);
   for (const std::size_t i : group.tensors) {
     const TensorInfo& tensor = shards.tensors[i];
-    if (tensor.name == whole)
+    if (!tensor.name.starts_with(whole)) continue;
+    const auto part = std::ranges::find(kParts, std::string_view(tensor.name).substr(whole.size()), &Part::rest);
+    if (part == std::end(kParts)) continue;
+    if (part->suffix == "weight")
       matrix.weight = &tensor;
-    else if (tensor.name == whole + "_blocks")
+    else if (part->suffix == "blocks")
       matrix.blocks = &tensor;
-    else if (tensor.name != whole + "_scales" && tensor.name != whole + "_bias")
-      continue;
+    else if (part->suffix.starts_with("weight_scale"))
+      matrix.scale = &tensor;
     matrix.tensors.push_back(i);
   }
   return matrix;
@@ -56,14 +71,20 @@ std::optional<bool> transposed(const std::vector<std::int64_t>& up, const std::v
   return std::nullopt;
 }
 
+/// Weights [E,N,K] or [E,K,N]: floats, or FP8 with scales that are floats.
+bool is_readable(const Matrix& matrix) {
+  if (is_compute_float(matrix.weight->dtype)) return matrix.scale == nullptr;
+  return matrix.weight->dtype == DType::e4m3 && matrix.scale != nullptr && is_compute_float(matrix.scale->dtype);
+}
+
 /// Why the tensors are no experts; empty where they are. Sets `columns` where weights are [K,N].
 std::string objection(const Matrix& up, const Matrix& down, const storage::Shards& shards, bool& columns) {
   const TensorInfo &first = *up.codes(), &second = *down.codes();
-  const bool floats = up.weight != nullptr;
-  if (floats != (down.weight != nullptr) || (floats && (up.blocks != nullptr || down.blocks != nullptr)) ||
-      (floats && (!is_compute_float(first.dtype) || !is_compute_float(second.dtype))))
+  const bool whole = up.weight != nullptr;  // a code a byte or more
+  if (whole != (down.weight != nullptr) || (whole && (up.blocks != nullptr || down.blocks != nullptr)) ||
+      (whole && (!is_readable(up) || !is_readable(down))))
     return fmt::format("{} and {} are experts in a form that nibble cannot read", described(first), described(second));
-  if (floats) {
+  if (whole) {
     const auto order = transposed(first.shape, second.shape);
     if (!order)
       return fmt::format("{} and {} do not belong to each other: gate_up has twice as many outputs as down has inputs",
@@ -80,6 +101,17 @@ std::string objection(const Matrix& up, const Matrix& down, const storage::Shard
 }
 
 }  // namespace
+
+std::string_view stacked_suffix(const Group::Stack& stack, std::string_view tensor) {
+  const std::string_view rest = tensor.substr(stack.matrix_length);
+  const std::string_view suffix = std::ranges::find(kParts, rest, &Part::rest)->suffix;
+  return suffix == "weight" && stack.transposed ? "weight.transposed" : suffix;
+}
+
+std::vector<std::int64_t> stacked_shape(const Group::Stack& stack, const std::vector<std::int64_t>& shape) {
+  const bool row = stack.transposed && shape.size() == 3 && shape[1] == 1;
+  return {shape.begin() + (row ? 2 : 1), shape.end()};
+}
 
 std::vector<Group> stacked_experts(const Group& group, const storage::Shards& shards, std::vector<Note>& notes) {
   const std::array matrices{find(kGateUp, group, shards), find(kDown, group, shards)};

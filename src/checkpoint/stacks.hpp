@@ -2,11 +2,15 @@
 //
 //   experts.gate_up_proj         floats [E,N,K], or [E,K,N]    one W of N = 2·intermediate rows, gate and up; experts.down_proj beside it
 //   experts.gate_up_proj_bias    floats [E,N]                  optional
+//   experts.gate_up_proj         e4m3 [E,N,K]                  Hugging Face "fp8", and
+//   experts.gate_up_proj_scale_inv      f32 [E,⌈N/bn⌉,⌈K/bk⌉], or [E,1,1]; experts.gate_up_proj_activation_scale [E] with static activations
+//   experts.gate_up_proj         e4m3 [E,K,N]                  FBGEMM's of Llama 4, and experts.gate_up_proj_scale f32 [E,1,N], of down_proj [E,N,1]
 //   experts.gate_up_proj_blocks, experts.gate_up_proj_scales   MXFP4 [E,N,K/32,16], [E,N,K/32]
 //
-// Element e of them is the module experts.e.gate_up_proj, whose tensors have the suffixes that codecs know: weight, or weight.transposed for [K,N]; blocks,
-// scales; bias. The order of dimensions follows from both matrices: what gate_up writes is twice what down reads.
-// Source: huggingface/transformers src/transformers/models/{gpt_oss,llama4,qwen3_moe,mixtral}/modeling_*.py.
+// Element e of them is the module experts.e.gate_up_proj, whose tensors have the suffixes that codecs know: weight, or weight.transposed for [K,N]; weight_scale_inv,
+// weight_scale, activation_scale; blocks, scales; bias. The order of dimensions follows from both matrices: what gate_up writes is twice what down reads.
+// Source: huggingface/transformers src/transformers/models/{gpt_oss,llama4,qwen3_moe,mixtral}/modeling_*.py, and
+// src/transformers/integrations/{finegrained_fp8,fbgemm_fp8}.py.
 #pragma once
 
 #include <span>
@@ -22,5 +26,9 @@ namespace nibble {
 /// none is added to `notes`.
 std::vector<Checkpoint::Impl::Group> stacked_experts(const Checkpoint::Impl::Group& group, const storage::Shards& shards,
                                                      std::vector<Note>& notes);
+/// What codecs call a tensor of a stack.
+std::string_view stacked_suffix(const Checkpoint::Impl::Group::Stack& stack, std::string_view tensor);
+/// The shape of an expert's element of a tensor of that shape: of scales [E,1,N] of columns [N].
+std::vector<std::int64_t> stacked_shape(const Checkpoint::Impl::Group::Stack& stack, const std::vector<std::int64_t>& shape);
 
 }  // namespace nibble

@@ -6,6 +6,7 @@
 //                      weight_scale_inv  f32   see below       a multiplier, whatever it is called
 //   both               input_scale, pre_quant_scale            see act_scales.hpp
 //                      bias              f16   [N]             optional
+//                      weight.transposed e4m3  [K,N]           in place of weight, of experts that are stored together (stacks.hpp)
 //
 //   scales  [], [1] or [1,1]          one
 //           [N] or [N,1]              one per channel
@@ -17,6 +18,7 @@
 // Source: vllm-project/compressed-tensors src/compressed_tensors/compressors; claims.hpp;
 // huggingface/transformers src/transformers/integrations/{finegrained_fp8,fbgemm_fp8}.py.
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "checkpoint/codecs/table.hpp"
@@ -29,8 +31,18 @@ namespace {
 
 constexpr std::string_view kFloatMethods[] = {"compressed-tensors", "modelopt", "quark", "fbgemm_fp8", "fp8", "auto-round"};
 constexpr std::string_view kFp8Methods[] = {"fp8", "auto-round"};
+constexpr std::string_view kColumns = "weight.transposed";
+constexpr StoredTensor kFloatTensors[] = {{"weight", axes::kCodes},
+                                          {"weight_scale", axes::kGroups},
+                                          {kColumns},
+                                          {"weight_zero_point", axes::kGroups},
+                                          {"input_scale"},
+                                          {"input_zero_point"},
+                                          {"pre_quant_scale", axes::kK},
+                                          {"bias", axes::kN}};
 constexpr StoredTensor kFp8Tensors[] = {
-    {"weight", axes::kCodes}, {"weight_scale_inv", axes::kGroups}, {"input_scale"}, {"activation_scale"}, {"bias", axes::kN}};
+    {"weight", axes::kCodes}, {"weight_scale_inv", axes::kGroups}, {kColumns}, {"input_scale"}, {"activation_scale"},
+    {"bias", axes::kN}};
 constexpr GroupShape kUsualBlock = GroupShape::block(128, 128);
 
 struct Variant {
@@ -97,9 +109,11 @@ Result<Module> analyse(const ModuleTensors& tensors, const Variant& v, const Qua
   Module m;
   m.format = v.format;
   NIBBLE_RETURN_IF_ERROR(refuse_online_transforms(tensors, config));
-  NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight", {DType::e4m3}, {-1, -1}));
-  m.n = tensors.find("weight")->dim(0);
-  m.k = tensors.find("weight")->dim(1);
+  const bool columns = tensors.find(kColumns) != nullptr;
+  const std::string_view weight = columns ? kColumns : "weight";
+  NIBBLE_RETURN_IF_ERROR(expect(tensors, weight, {DType::e4m3}, {-1, -1}));
+  m.n = tensors.find(weight)->dim(columns ? 1 : 0);
+  m.k = tensors.find(weight)->dim(columns ? 0 : 1);
   NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k));
   const ConstTensorView& scale = *tensors.find(v.scales);
   const auto entries = ct_groups(config, CtType::floating);
@@ -127,13 +141,15 @@ Result<Module> analyse(const ModuleTensors& tensors, const Variant& v, const Qua
 /// Scales that are only powers of two (MXFP8) belong to another format.
 std::optional<Result<Module>> detect(const ModuleTensors& tensors, const Variant& v, const QuantConfig& config) {
   const ConstTensorView *weight = tensors.find("weight"), *scale = tensors.find(v.scales);
+  if (weight == nullptr) weight = tensors.find(kColumns);
   if (weight == nullptr || weight->dtype != DType::e4m3 || scale == nullptr || one_of(scale->dtype, {DType::u8, DType::e8m0}) ||
       is_quark_transposed(tensors.module, config, *scale))
     return std::nullopt;
   return analyse(tensors, v, config);
 }
 
-std::optional<StoredCodes> codes(const ModuleTensors&, const Module& m, const QuantConfig&) {
+std::optional<StoredCodes> codes(const ModuleTensors& tensors, const Module& m, const QuantConfig&) {
+  if (tensors.find("weight") == nullptr) return std::nullopt;
   return StoredCodes{.suffix = "weight", .n = m.n, .k = m.k};
 }
 
@@ -149,7 +165,13 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Variant& v, const Q
   q.scheme = m.scheme;
   q.n = m.n;
   q.k = m.k;
-  q.codes = read_codes(tensors, *codes(tensors, m, config));
+  if (const ConstTensorView* columns = tensors.find(kColumns)) {
+    const Tensor rows = transposed(*columns);
+    q.codes.resize(rows.bytes.size());
+    std::memcpy(q.codes.data(), rows.bytes.data(), rows.bytes.size());
+  } else {
+    q.codes = read_codes(tensors, *codes(tensors, m, config));
+  }
   q.scales = copy_as(*tensors.find(v.scales), {m.scheme.group.rows(m.n), q.groups()});
   q.bias = read_bias(tensors, q.n);
   read_activations(tensors, m, q, notes);
@@ -225,7 +247,7 @@ const Format kFloatQuantized{"float-quantized",
                              "compressed-tensors float-quantized: FP8 weights; ModelOpt, Quark and FBGEMM FP8 are read",
                              true,
                              kFloatMethods,
-                             kByteTensors,
+                             kFloatTensors,
                              detect_as<kFloat>,
                              read_as<kFloat>,
                              codes,

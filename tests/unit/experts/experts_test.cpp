@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 #include <vector>
 
 #include "expert_layer.hpp"
 #include "nibble/nibble.hpp"
+#include "quantize/act_rule.hpp"
 #include "random_weights.hpp"
 
 namespace nibble {
@@ -240,20 +242,32 @@ TEST(Grouped, TakesCodesWithScalesOfTheirRows) {
   std::vector<std::byte> workspace(plan->workspace_bytes());
   const std::int64_t rows = offsets.back();
   const auto floats = random_floats(rows * kK, 4), scale = random_floats(rows * kGroups, 5);
-  Tensor codes(DType::e4m3, {rows, kK});
-  for (std::int64_t i = 0; i < rows * kK; ++i) codes.set(i, floats[static_cast<std::size_t>(i)]);
+  std::vector<std::uint8_t> codes;
+  for (const float x : floats) codes.push_back(static_cast<std::uint8_t>(act_rule::to_e4m3(x)));
   std::vector<std::uint16_t> sorted(static_cast<std::size_t>(rows * kN)), padded(kExperts * kMost * kN, 0x7fc0);
   Status status =
-      plan->run(*experts, ConstTensorView(codes.bytes.data(), DType::e4m3, {rows, kK}),
+      plan->run(*experts, ConstTensorView(codes.data(), DType::e4m3, {rows, kK}),
                 {.offsets = ConstTensorView(offsets.data(), {kExperts + 1})}, TensorView(sorted.data(), DType::bf16, {rows, kN}),
                 {.a_scale = ConstTensorView(scale.data(), {rows, kGroups})}, workspace);
   ASSERT_TRUE(status.ok()) << status.message();
+  std::vector<float> got;
+  std::vector<double> wanted;
+  for (std::int64_t row = 0; row < rows; ++row)
+    for (std::int64_t n = 0; n < kN; ++n) {
+      got.push_back(std::bit_cast<float>(std::uint32_t{sorted[static_cast<std::size_t>(row * kN + n)]} << 16));
+      double& sum = wanted.emplace_back(0);
+      for (std::int64_t k = 0; k < kK; ++k)
+        sum += static_cast<double>(code_value(DType::e4m3, codes[static_cast<std::size_t>(row * kK + k)])) *
+               static_cast<double>(scale[static_cast<std::size_t>(row * kGroups + k / 128)]) *
+               static_cast<double>(weights[row < counts[0] ? 0 : 2].value(n, k));
+    }
+  EXPECT_LT(distance(got, wanted), 2.3e-3) << "the rounding to bf16, 2^-8 / sqrt(3)";
 
-  std::vector<std::byte> a(kExperts * kMost * kK, std::byte{0x7f});  // NaN
+  std::vector<std::uint8_t> a(kExperts * kMost * kK, 0x7f);  // NaN
   std::vector<float> all_scales(kExperts * kMost * kGroups, NAN);
   for (std::int64_t e = 0; e < kExperts; ++e) {
     const std::int64_t first = offsets[static_cast<std::size_t>(e)], count = counts[static_cast<std::size_t>(e)];
-    std::copy_n(codes.bytes.begin() + first * kK, count * kK, a.begin() + e * kMost * kK);
+    std::copy_n(codes.begin() + first * kK, count * kK, a.begin() + e * kMost * kK);
     std::copy_n(scale.begin() + first * kGroups, count * kGroups, all_scales.begin() + e * kMost * kGroups);
   }
   const ConstTensorView a_view(a.data(), DType::e4m3, {kExperts, kMost, kK});

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "nibble/nibble.hpp"
+#include "quantize/act_rule.hpp"
 #include "unit/scratch.hpp"
 
 namespace nibble {
@@ -43,7 +44,10 @@ TensorSource tensor(std::string name, std::vector<std::int64_t> shape,
   for (std::int64_t i = 0; i < made.numel(); ++i) {
     std::int64_t rest = i;
     for (std::size_t d = shape.size(); d-- > 0; rest /= shape[d]) at[d] = rest % shape[d];
-    made.set(i, value(at));
+    if (type == DType::e4m3)
+      made.bytes[static_cast<std::size_t>(i)] = static_cast<std::byte>(act_rule::to_e4m3(value(at)));
+    else
+      made.set(i, value(at));
   }
   return {std::move(name), type, std::move(shape), [made]() -> Result<std::vector<std::byte>> { return made.bytes; }};
 }
@@ -193,6 +197,87 @@ TEST_F(ExpertLayers, OfGptOssAreMxfp4) {
   }
 }
 
+/// FP8 stored together: blocks or one scale of transformers' fp8, rows of them; and columns with a scale for each output of FBGEMM (Llama 4).
+TEST_F(ExpertLayers, StoredTogetherInFp8) {
+  const std::string layer = kLayer;
+  const auto scale = [](std::int64_t e, std::int64_t i, std::int64_t j) {
+    return std::ldexp(1.0f + 0.25f * static_cast<float>(e), static_cast<int>((i + 2 * j) % 5) - 2);
+  };
+  struct Form {
+    const char* config;
+    std::string suffix;
+    std::int64_t n, k;  // of a block; 0: all
+    bool columns;
+    const char* scheme[2];  // of gate_up and down
+  };
+  const std::string blocks =
+      R"({"quantization_config":{"quant_method":"fp8","activation_scheme":"dynamic","weight_block_size":[16,32]}})";
+  const Form forms[] = {
+      {blocks.c_str(), "_scale_inv", 16, 32, false, {"e4m3b16x32", "e4m3b16x32"}},
+      {R"({"quantization_config":{"quant_method":"fp8","activation_scheme":"dynamic"}})",
+       "_scale_inv",
+       0,
+       0,
+       false,
+       {"e4m3t", "e4m3t"}},
+      {R"({"quantization_config":{"quant_method":"fbgemm_fp8","activation_scale_ub":1200.0}})",
+       "_scale",
+       1,
+       0,
+       true,
+       {"e4m3c", "e4m3c"}},
+  };
+  for (const Form& form : forms) {
+    const auto stored = [&](const std::string& name, Part part, std::int64_t n, std::int64_t k) {
+      const auto value = [=](std::int64_t e, std::int64_t row, std::int64_t column) {
+        return part == Part::down ? element(Part::down, e, row, column) : gate_up(e, row, column);
+      };
+      const std::int64_t rows = form.n == 0 ? 1 : n / form.n, cols = form.k == 0 ? 1 : k / form.k;
+      // FBGEMM's scales are [E,1,N] of gate_up, [E,N,1] of down.
+      const bool flat = form.columns && part != Part::down;
+      return std::vector{
+          tensor(
+              layer + "." + name, form.columns ? std::vector{kExperts, k, n} : std::vector{kExperts, n, k},
+              [=, columns = form.columns](auto at) { return columns ? value(at[0], at[2], at[1]) : value(at[0], at[1], at[2]); },
+              DType::e4m3),
+          tensor(layer + "." + name + form.suffix,
+                 flat ? std::vector<std::int64_t>{kExperts, 1, rows} : std::vector<std::int64_t>{kExperts, rows, cols},
+                 [=](auto at) { return flat ? scale(at[0], at[2], 0) : scale(at[0], at[1], at[2]); })};
+    };
+    std::vector<TensorSource> all = stored("gate_up_proj", Part::gate, 2 * kBetween, kHidden);
+    for (TensorSource& source : stored("down_proj", Part::down, kHidden, kBetween)) all.push_back(std::move(source));
+    const Checkpoint opened = checkpoint(all, form.config);
+    EXPECT_TRUE(opened.notes().empty()) << opened.notes().front().text;
+    ASSERT_EQ(opened.modules().size(), 2u * kExperts);
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(opened.modules()[i].scheme.name(), form.scheme[i]);
+      EXPECT_TRUE(opened.modules()[i].notes.empty()) << opened.modules()[i].notes.front().text;
+      EXPECT_EQ(opened.modules()[i].tensors.size(), 2u);
+    }
+    const auto found = expert_layer(opened, kLayer);
+    ASSERT_TRUE(found.ok()) << found.status().message();
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      const auto up = read_gate_up(opened, *found, e), down = read_down(opened, *found, e);
+      ASSERT_TRUE(up.ok()) << up.status().message();
+      ASSERT_TRUE(down.ok()) << down.status().message();
+      const auto factor = [&](std::int64_t n, std::int64_t k) {
+        return scale(e, form.n == 0 ? 0 : n / form.n, form.k == 0 ? 0 : k / form.k);
+      };
+      for (std::int64_t n = 0; n < 2 * kBetween; ++n)
+        for (std::int64_t k = 0; k < kHidden; ++k) ASSERT_EQ(up->value(n, k), gate_up(e, n, k) * factor(n, k)) << n << " " << k;
+      for (std::int64_t n = 0; n < kHidden; ++n)
+        for (std::int64_t k = 0; k < kBetween; ++k) ASSERT_EQ(down->value(n, k), element(Part::down, e, n, k) * factor(n, k));
+    }
+    const LinearSpec first{.m_max = 4, .epilogue = {.activation = Activation::silu, .glu = true}}, second{.m_max = 4};
+    const auto packed = pack_experts(opened, *found, first, second);
+    ASSERT_TRUE(packed.ok()) << packed.status().message();
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      EXPECT_EQ(*unpack(packed->gate_up[e]), *read_gate_up(opened, *found, e));
+      EXPECT_EQ(*unpack(packed->down[e]), *read_down(opened, *found, e));
+    }
+  }
+}
+
 /// pack_experts() has the weights that read_gate_up() and read_down() give, and a layer of them runs.
 TEST_F(ExpertLayers, ArePacked) {
   const LinearSpec first{.m_max = 4, .epilogue = {.activation = Activation::silu, .glu = true}}, second{.m_max = 4};
@@ -292,6 +377,9 @@ TEST_F(ExpertLayers, OfShapesThatDoNotFitAreNone) {
       {{tensor(layer + ".gate_up_proj", {5000, 2, 1}, one), tensor(layer + ".down_proj", {5000, 1, 1}, one)},
        "of 1…4096 experts"},
       {{tensor(layer + ".gate_up_proj", {2, 64, 16}, one, DType::u8), tensor(layer + ".down_proj", {2, 16, 32}, one, DType::u8)},
+       "in a form that nibble cannot read"},
+      {{tensor(layer + ".gate_up_proj", {2, 64, 16}, one, DType::e4m3),
+        tensor(layer + ".down_proj", {2, 16, 32}, one, DType::e4m3)},
        "in a form that nibble cannot read"},
       {{tensor(layer + ".gate_up_proj", {2, 64, 16}, one), tensor(layer + ".down_proj", {2, 16, 32}, one),
         tensor(layer + ".1.down_proj.weight", {16, 32}, one)},

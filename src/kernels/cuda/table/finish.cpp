@@ -18,7 +18,10 @@ double cost_us(const Kernel&, const Problem& p) {
 }
 
 Status run(const Kernel&, const StepArgs& args) {
-  StoredSums sums{.data = args.a.data, .type = args.a.dtype, .stride = args.a.stride(0), .halves = !args.weight->paired};
+  StoredSums sums{.data = args.a.data,
+                  .type = args.a.dtype,
+                  .stride = args.a.stride(0),
+                  .halves = args.epilogue->glu && !args.weight->paired};
   if (args.experts != nullptr) sums.expert_of = args.experts->expert_of, sums.bias_pitch = args.experts->bias_pitch;
   return launch_epilogue_rows(epilogue::element(*args.epilogue, args.operands, args.d, 1.0f), sums, args.d.dim(0),
                               static_cast<int>(args.weight->n), args.stream);

@@ -127,6 +127,7 @@ struct W8A8Layer {
       const double code = sum / static_cast<double>(out_scales[static_cast<std::size_t>(n)]) + out_zero;
       return {std::clamp(code, 5.0, 255.0), 0.501};
     }
+    if (c.out == DType::s8) return {std::clamp(sum / kOutScale + 3, -127.0, 100.0), 0.501};
     const double of_output = c.out == DType::f32 ? 0 : c.out == DType::f16 ? 0x1p-10 : 0x1p-7;
     return {sum, dropped + magnitude * 0x1p-20 + std::abs(sum) * of_output};
   }
@@ -149,6 +150,11 @@ struct W8A8Layer {
       task.epilogue.out_zeros = &out_zero;
       task.epilogue.out_range = {5.0f, 255.0f};
     }
+    if (c.out == DType::s8) {
+      task.epilogue.out_scale = kOutScale;
+      task.epilogue.out_zero = 3;
+      task.epilogue.out_range = {-127.0f, 100.0f};
+    }
     return task;
   }
   /// The D of `task` that `launch` computes.
@@ -166,6 +172,7 @@ struct W8A8Layer {
       std::memcpy(&bits, d.data() + i * element, element);
       values.push_back(c.out == DType::s32   ? std::bit_cast<std::int32_t>(bits)
                        : c.out == DType::u8  ? static_cast<double>(bits)
+                       : c.out == DType::s8  ? static_cast<double>(static_cast<std::int8_t>(bits))
                        : c.out == DType::f32 ? static_cast<double>(std::bit_cast<float>(bits))
                        : c.out == DType::f16 ? static_cast<double>(to_f32(f16{static_cast<std::uint16_t>(bits)}))
                                              : static_cast<double>(to_f32(bf16{static_cast<std::uint16_t>(bits)})));
@@ -207,6 +214,7 @@ struct W8A8Layer {
   std::vector<std::int32_t> act_zeros, sum_bias;
   std::vector<float> out_scales;
   std::int32_t out_zero = 128;
+  static constexpr float kOutScale = 7.3f;  // of a D of s8, all of it
   gpu_w8::Geometry geometry;
   std::vector<std::byte> packed;
 

@@ -168,6 +168,10 @@ constexpr Case kCases[] = {
     {Codes::s8, 390, 392, 640, 256, 2, 1, kStreamK, DType::f16, kZeros},
     {Codes::e4m3, 130, 200, 768, 128, 2, 1, 1, DType::f16, kBias},
     {Codes::e4m3, 600, 264, 384, 256, 2, 1, 1, DType::f32, kResidual},
+    // codes of 8 bits, stored 16 at a time
+    {Codes::s8, 300, 208, 640, 256, 2, 1, 1, DType::s8, kZeros | kBias},
+    {Codes::s8, 290, 208, 640, 128, 2, 1, kStreamK, DType::s8, kSumBias},
+    {Codes::s8, 150, 72, 384, 128, 2, 1, 1, DType::s8},
 };
 
 INSTANTIATE_TEST_SUITE_P(W8A8, Emulated, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });

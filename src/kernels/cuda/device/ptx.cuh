@@ -220,6 +220,9 @@ __device__ inline std::uint32_t load_shared2(std::uint32_t address) {
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
   return v;
 }
+__device__ inline void store_shared2(std::uint32_t address, std::uint32_t low_half) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<std::uint16_t>(low_half)) : "memory");
+}
 __device__ inline void store_shared4(std::uint32_t address, std::uint32_t v) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }

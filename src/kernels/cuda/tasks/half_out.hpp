@@ -11,10 +11,19 @@ namespace nibble::cuda {
 /// of 8.
 enum class HalfOut : std::uint8_t { no, channels, pixels, pixel_fours };
 
-/// Whether the epilogue is a bias at most, and 16-bit floats.
-inline bool is_short(const epilogue::Element& e) {
+/// Whether the epilogue is a bias at most.
+inline bool is_bias(const epilogue::Element& e) {
   return e.acc_scale == 1.0f && e.row_scale == nullptr && e.col_scale == nullptr && e.activation == Activation::none &&
-         e.glu_half == 0 && e.gate.data == nullptr && e.residual.data == nullptr && (e.out == DType::f16 || e.out == DType::bf16);
+         e.glu_half == 0 && e.gate.data == nullptr && e.residual.data == nullptr;
+}
+/// The same, and D is of 16-bit floats.
+inline bool is_short(const epilogue::Element& e) { return is_bias(e) && (e.out == DType::f16 || e.out == DType::bf16); }
+/// Whether D [M, n] is of codes of 8 bits with one scale, after a bias at most, and 16 bytes of it can be stored at a time. The scale is known
+/// here, and no product with it or its inverse is beyond f32.
+inline bool stores_codes(const epilogue::Element& e, std::int64_t n) {
+  const bool whole = n % 16 == 0 && e.d_stride % 16 == 0 && reinterpret_cast<std::uintptr_t>(e.d) % 16 == 0;
+  const bool known = e.out_scales == nullptr && e.out_zeros == nullptr && e.out_scale > 1e-25f && e.out_scale < 1e25f;
+  return is_bias(e) && (e.out == DType::s8 || e.out == DType::u8) && known && whole;
 }
 /// The kind that an epilogue and its D [M, n] allow.
 inline HalfOut half_out(const epilogue::Element& e, std::int64_t n) {

@@ -35,6 +35,7 @@ W8A8Params params(const W8A8Weight& weight, const Task& task, int m) {
   p.schedule.records = weight.geometry.records();
   p.zero_points = task.acts.zeros != nullptr || task.acts.zero != 0 || weight.geometry.has_zeros;
   p.half = half_out(task.epilogue, weight.geometry.n);
+  p.codes_out = stores_codes(task.epilogue, weight.geometry.n);
   return p;
 }
 

@@ -78,6 +78,7 @@ struct W8A8Params {
   StreamK parts;     // of passes that CTAs share
   bool zero_points;  // of activations or weights
   HalfOut half;      // how D is stored
+  bool codes_out;    // whether token rows store codes of 8 bits, 16 at a time (W8A8TokenStore::store_codes)
   Patches patches;   // of a convolution
   int images, box_channels;
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are

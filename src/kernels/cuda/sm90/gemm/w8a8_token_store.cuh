@@ -20,6 +20,31 @@
 namespace nibble::cuda {
 namespace {
 
+/// epilogue::Element::code() of many values with one scale, without its division and conversions, which take 8 to 16 times as long as an
+/// addition:
+///
+///   x / s     with r = fl(1/s) and q within an ulp of x/s, fl(q + r·(x − q·s)) is fl(x/s) (Markstein); fl(x·r) is made such a q by the same
+///             step. Values of q beyond 2²⁰ have an end of the range as their code, and need no step
+///   rounding  by adding and subtracting 1.5·2²³, behind whose lowest bit there is none
+///   the code  is the lowest byte of the sum with that number
+struct Requantizer {
+  float scale, inverse, zero;
+  epilogue::CodeRange range;
+
+  __device__ explicit Requantizer(const epilogue::Element& e)
+      : scale(e.out_scale), inverse(1.0f / scale), zero(static_cast<float>(e.out_zero)), range(e.out_range) {}
+  __device__ __forceinline__ std::uint32_t code(float x) const {
+    constexpr float kFar = 1 << 20, kIntegers = 12582912.0f;
+    const auto step = [&](float q) { return fmaf(fmaf(-q, scale, x), inverse, q); };
+    float q = __fmul_rn(x, inverse);
+    q = fabsf(q) < kFar ? step(step(q)) : q < 0.0f ? -kFar : q > 0.0f ? kFar : q;
+    q = __fadd_rn(__fadd_rn(__fadd_rn(q, kIntegers), -kIntegers), zero);
+    if (q != q) q = 0.0f;
+    q = q < range.low ? range.low : q > range.high ? range.high : q;
+    return __float_as_uint(__fadd_rn(q, kIntegers)) & 0xff;
+  }
+};
+
 template <class T>
 struct W8A8TokenStore : W8A8Stages<T> {
   using Base = W8A8Stages<T>;
@@ -59,7 +84,8 @@ struct W8A8TokenStore : W8A8Stages<T> {
   __device__ std::int64_t token_of(const Pass& pass, int i) const {
     return min(first_token(pass) + i / 2 * kPartTokens + i % 2 * 8 + lane / 4, p.m - 1);  // tokens past M are not stored
   }
-  __device__ bool adds_bias() const { return p.half == HalfOut::channels && p.epilogue.bias.data != nullptr; }
+  __device__ bool stores_codes() const { return !T::kGrouped && p.codes_out; }
+  __device__ bool adds_bias() const { return (p.half == HalfOut::channels || stores_codes()) && p.epilogue.bias.data != nullptr; }
   __device__ Terms load_terms(const Pass& pass) const {
     Terms terms;
 #pragma unroll
@@ -165,7 +191,9 @@ struct W8A8TokenStore : W8A8Stages<T> {
   // ---- the store
 
   __device__ void store_tokens(const Pass& pass, const Sums& acc) const {
-    if (p.half != HalfOut::channels)
+    if (stores_codes())
+      store_codes(pass, acc);
+    else if (p.half != HalfOut::channels)
       store_words(pass, acc);
     else if (p.epilogue.out == DType::f16)
       store_halves<__half2>(pass, acc);
@@ -204,6 +232,39 @@ struct W8A8TokenStore : W8A8Stages<T> {
                           ptx::load_shared16((from ^ i % 8 * 16) + i * kTokenBytes));
         __syncwarp();  // before the buffer is written again
       }
+  }
+  /// 16 tokens × 128 rows at a time as codes of 8 bits, in the same form: a lane's two rows of a unit are two bytes of a token. Four lanes
+  /// write the eight of a token, and eight tokens are in different chunks of 16 rows. Eight lanes then store a token.
+  __device__ void store_codes(const Pass& pass, const Sums& acc) const {
+    static_assert(kRows == 128);
+    const auto lane = static_cast<unsigned>(opaque(this->lane));
+    const int first_row = pass.block * gpu_w8::kRows;
+    const unsigned g = lane / 4, row = lane % 4 * 2;  // of a unit
+    const std::uint32_t staging = warp_staging(), to = staging + g * kRows + row;
+    const unsigned token = lane / 8, chunk = lane % 8;
+    const std::uint32_t from = staging + token * kRows + (chunk ^ token) * 16;
+    const bool exists = first_row + static_cast<int>(chunk) * 16 < p.rows();
+    const int left = p.m - first_token(pass) - static_cast<int>(token);
+    const std::int64_t first = p.first_row + first_token(pass) + static_cast<int>(token), pitch = p.epilogue.d_stride;
+    std::byte* d = static_cast<std::byte*>(p.epilogue.d) + first * pitch + first_row + static_cast<int>(chunk) * 16;
+    const Requantizer requantizer(p.epilogue);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part, d += kPartTokens * pitch) {
+#pragma unroll
+      for (unsigned unit = 0; unit < kPartSums / kUnitSums; ++unit) {
+        const Sum* v = acc + part * kPartSums + kUnitSums * unit;
+        const std::uint32_t at = to + (unit / 2 ^ g) * 16 + unit % 2 * 8;
+        ptx::store_shared2(at, requantizer.code(value(v[0])) | requantizer.code(value(v[1])) << 8);
+        ptx::store_shared2(at + 8 * kRows, requantizer.code(value(v[2])) | requantizer.code(value(v[3])) << 8);
+      }
+      __syncwarp();
+      std::byte* at = d;
+#pragma unroll
+      for (unsigned i = 0; i < 16; i += 4, at += 4 * pitch)  // chunk ^ (token + i) mod 8: token is below 4
+        ptx::store16_if(exists && static_cast<int>(part * kPartTokens + i) < left, at,
+                        ptx::load_shared16((from ^ i % 8 * 16) + i * kRows));
+      __syncwarp();  // before the buffer is written again
+    }
   }
   template <class Pair>
   __device__ static std::uint32_t pair(Sum low, Sum high) {

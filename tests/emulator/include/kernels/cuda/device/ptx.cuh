@@ -159,6 +159,9 @@ inline uint4 load_shared16(std::uint32_t address) { return load_shared<uint4>(ad
 inline uint2 load_shared8(std::uint32_t address) { return load_shared<uint2>(address); }
 inline std::uint32_t load_shared4(std::uint32_t address) { return load_shared<std::uint32_t>(address); }
 inline std::uint32_t load_shared2(std::uint32_t address) { return load_shared<std::uint16_t>(address); }
+inline void store_shared2(std::uint32_t address, std::uint32_t low_half) {
+  store_shared(address, static_cast<std::uint16_t>(low_half));
+}
 inline void store_shared4(std::uint32_t address, std::uint32_t v) { store_shared(address, v); }
 inline void store_shared8(std::uint32_t address, uint2 v) { store_shared(address, v); }
 inline void store_shared16(std::uint32_t address, uint4 v) { store_shared(address, v); }

@@ -10,21 +10,8 @@
 
 constexpr int kStepOctets = kTileBytes / tile::kOctet;          // one product's channels of K, of bytes
 constexpr int kStepBytes = kStepOctets * tile::kOctet * kRows;  // their 8-bit codes
-constexpr std::int64_t kTaskBytes = std::int64_t{1} << 62;      // no limit: only a part of a task has to stay in L2
-constexpr std::int64_t kTaskTokens = 256;  // a group of row blocks takes as long to read as to multiply by 200 or so
-
-/// The places of the tokens of a prepared tile: 16 rows of 64 channels, then those of the next 64; after all of tmm4's those of tmm5.
-struct PreparedRows {
-  const std::byte* a;
-  std::int64_t next;
-  std::int64_t apart() const { return kTileBytes; }
-  /// The next 64 channels of the first token.
-  const std::byte* step() {
-    const std::byte* at = a;
-    a += kTileRows * kTileBytes;
-    return at;
-  }
-};
+constexpr std::int64_t kTaskBytes = std::int64_t{1} << 62;      // no limit: only chunks have to stay in a cache
+constexpr std::int64_t kTaskTokens = 256;  // eight tiles; a chunk of weights takes as long to read as to multiply by 200
 
 /// Adds signed bytes × codes of 64 channels; the tokens of tmm5 are `next` bytes after those of tmm4, each token `apart` from the one before.
 NIBBLE_VARIANT void multiply_bytes(bool both, const std::byte* a, std::int64_t apart, std::int64_t next, const std::byte* codes) {
@@ -54,13 +41,6 @@ NIBBLE_VARIANT void spread_octets(int bits, const std::byte* codes, std::int64_t
 /// Bytes of a token.
 inline std::int64_t row_bytes(std::int64_t octets) { return (octets + kStepOctets - 1) / kStepOctets * kTileBytes; }
 
-/// Row blocks that all tokens of a task are multiplied by before the next ones: they fit in L2 together with the prefetched ones and a
-/// tile of tokens.
-inline std::int64_t group_blocks(const tile::Geometry& geo, std::int64_t) {
-  constexpr std::int64_t kGroupBytes = 512 << 10;
-  return kGroupBytes < geo.row_block_bytes ? 1 : kGroupBytes / geo.row_block_bytes;
-}
-
 /// Prefetches the group after row blocks [begin, end), up to `last`, while `tiles` tiles are multiplied by this one.
 inline Ahead group_after(const tile::Geometry& geo, const std::byte* weight, std::int64_t begin, std::int64_t end,
                          std::int64_t last, std::int64_t tiles) {
@@ -68,7 +48,7 @@ inline Ahead group_after(const tile::Geometry& geo, const std::byte* weight, std
   return {weight + geo.record(end, 0), weight + geo.record(last, 0), steps};
 }
 
-/// Sums over `octets` octets. Codes of 8 bits are multiplied in place. Codes of 4 bits, a partial last step, and codes that cross cache
+/// Sums over `octets` octets of pixels in place. Codes of 8 bits are multiplied in place. Codes of 4 bits, a partial last step, and codes that cross cache
 /// lines (loaded at half the speed) are unpacked into a panel in L1, a step ahead: the ports that unpack are idle while tiles are
 /// multiplied.
 template <class Rows>
@@ -88,10 +68,4 @@ NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, Rows 
     const std::byte* a = rows.step();
     multiply_bytes(both, a, rows.apart(), rows.next, s < in_place ? codes + s * step_bytes : panel[s % 2]);
   }
-}
-
-/// The same for prepared tokens.
-NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, const std::byte* a, std::int64_t octets,
-                              Ahead& ahead) {
-  sum_steps(bits, both, codes, PreparedRows{a, row_bytes(octets) * kTileRows}, octets, ahead);
 }

@@ -29,5 +29,17 @@ NIBBLE_VARIANT void store_sums(bool both, void* out) {
   _tile_stored(3, to + kTileRows * kRowBytes + kTileBytes, kRowBytes);
 }
 
+/// The reverse.
+NIBBLE_VARIANT void load_sums(bool both, const void* from) {
+  constexpr int kRowBytes = 4 * kRows;
+  const auto* at = static_cast<const std::byte*>(from);
+  keep_order();
+  _tile_loadd(0, at, kRowBytes);
+  _tile_loadd(1, at + kTileBytes, kRowBytes);
+  if (!both) return;
+  _tile_loadd(2, at + kTileRows * kRowBytes, kRowBytes);
+  _tile_loadd(3, at + kTileRows * kRowBytes + kTileBytes, kRowBytes);
+}
+
 /// Tokens that a prepared tile of `height` has room for.
 inline std::int64_t room(std::int64_t height) { return (height + kTileRows - 1) / kTileRows * kTileRows; }

@@ -3,18 +3,28 @@
 //
 //   D[m,n] = epilogue( fl( fl( fl(I)·s_a[m] ) · s_w[n] ) [· scale2] )        I = Σ (q_a − z_a)·(q_w − z_w), an integer
 //
-//   for each tile of H tokens, for each row block of R output channels
-//     for each segment of K, of 2¹⁵ channels, so mostly one
-//       acc[H][R] = −bias·Σq_a + Σ q_a·code                                 s32 in registers, one instruction per 64 products
-//     I = Σ of acc − z_w·Σq_a − z_a·Σ(q_w − z_w)                            in f64, exact up to 2⁵³; without zero points just acc
-//     sum_bias; scales, epilogue
+//   for each group of row blocks, for each chunk of 512 channels of K, for each row block of the group
+//     for each tile of H tokens
+//       sums[H][R] += Σ q_a·code                                            s32: loaded into registers before, stored behind
+//       after the last chunk: I = sums − bias·Σq_a − z_w·Σq_a − z_a·Σ(q_w − z_w), modulo 2³²; sum_bias; scales, epilogue
+//
+//                K ──────────────────▶
+//               ┌────────┬────────┬─
+//   tokens      │ H      │        │       6 KiB (AMX: 16) of a tile, from L2 for every row block
+//               ├────────┼────────┼─
+//               │ H      │        │
+//               └────────┴────────┴─
+//   row block   │ chunk  │                16 KiB, in L1 while all tokens of the task pass over it; the next chunk is prefetched into L2
+//
+// Over all of K at once, a tile of tokens and a row block together would exceed L1, and every product would wait for L2. Storing the sums of
+// a chunk is 1 of 64 instructions (on AMX a fifth of the time). The chunk of the tokens is used by the row blocks of a group, whose sums fit
+// in L2, so that activations that exceed L2 are read from L3 once for some four row blocks.
 //
 // Without work per segment there are no float sums beside the integers, so a tile has twice the tokens of dot_tile.hpp's: a vector of
-// codes is loaded, and nibbles are split, once for H dot products. Σ(q_w − z_w) comes with the packed weight (channel_sums).
+// codes is loaded, and nibbles are split, once for H dot products. Σ(q_w − z_w) comes with the packed weight (channel_sums). Sums that 32
+// bits may not hold, of K beyond 21,000 or more, are finished in f64, exact up to 2⁵³.
 //
-// AMX multiplies 32 tokens × 32 channels in tile registers (amx_tile.inl), from rows of 64 channels of K instead of quads. Its products
-// are eight times as fast, so that memory is the limit: row blocks are processed in groups; all tokens of a task are multiplied by a group
-// while the next one is prefetched.
+// AMX multiplies 32 tokens × 32 channels in tile registers (amx_whole.inl), from rows of 64 channels of K instead of quads.
 #pragma once
 
 #include "kernels/cpu/tiles/dot_tile.hpp"

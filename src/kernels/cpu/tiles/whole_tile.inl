@@ -12,26 +12,21 @@ constexpr int kTile = 32;  // in tile registers: amx_tile.inl
 constexpr int kTile = 4;  // 16 of 32 on AArch64; 8 of 16 on AVX2, whose dot products need registers in between
 #endif
 
+/// The sums of a group of row blocks, on the stack. With a chunk of the activations, which comes from L3 or memory once per group, and the
+/// chunks of weights they are in L2 together.
+constexpr std::int64_t kGroupBytes = 128 << 10;
+/// Whether all of K is one chunk if there is one tile: nothing is reused, and the loop is the longest.
+constexpr bool kSingleChunk = NIBBLE_ISA != NIBBLE_ISA_AMX;
+
+/// Tiles from this height on prefetch by themselves.
+constexpr int kPrefetchRows = 6;
+
+/// Octets of a chunk of K, 512 channels. The weights of a row block and the tokens of a tile stay in L1 together: 22 KiB, on AMX 32.
+constexpr std::int64_t kChunkOctets = 64;
+
 #if NIBBLE_ISA == NIBBLE_ISA_AMX
 #include "kernels/cpu/tiles/amx_bytes.inl"
-
-/// out[height][R] = start + Σ q·code over `octets` octets; `a` begins with the initial sums. Rows without a token are multiplied too.
-__attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
-                                        std::int64_t octets, std::int32_t* out, Ahead& ahead) {
-  const std::byte* tokens = a + 4 * room(height);
-  const bool both = height > kTileRows;
-  if (d.geometry.bits == 4) {
-    both ? sum_steps(4, true, codes, tokens, octets, ahead) : sum_steps(4, false, codes, tokens, octets, ahead);
-  } else {
-    both ? sum_steps(8, true, codes, tokens, octets, ahead) : sum_steps(8, false, codes, tokens, octets, ahead);
-  }
-  store_sums(both, out);
-  for (int r = 0; r < height; ++r)
-    for (int v = 0; v < kVecs; ++v) {
-      std::int32_t* at = out + r * kRows + v * kLanes;
-      store_ints(at, load_ints(at) + load_splat(a + 4 * r));
-    }
-}
+#include "kernels/cpu/tiles/amx_whole.inl"
 
 /// The tokens of a tile in gathered pixels: evenly spaced, each with the runs of its patch, of a multiple of 64 channels.
 struct PixelRows {
@@ -64,18 +59,13 @@ __attribute__((noinline)) void sum_pixel_tile(bool both, const Decoder& d, const
 #else
 inline std::int64_t room(std::int64_t height) { return height; }
 inline std::int64_t row_bytes(std::int64_t octets) { return tile::kOctet * octets; }
-inline std::int64_t group_blocks(const tile::Geometry&, std::int64_t of_task) { return of_task; }
-inline Ahead group_after(const tile::Geometry&, const std::byte*, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
-  return {};  // left to the hardware prefetcher
-}
 inline void begin_tiles() {}
 inline void end_tiles() {}
 
-/// Tiles from this height on prefetch this far ahead; see dot_tile.inl.
+/// How far they do; see dot_tile.inl.
 constexpr std::ptrdiff_t kPrefetchBytes = 2048;
-constexpr int kPrefetchRows = 6;
 
-/// With patches, the next weights are prefetched this often, and at the end of a run.
+/// The next weights are prefetched this often, and at the end of a run or a chunk.
 constexpr std::int64_t kPrefetchOctets = 16;
 
 /// acc[height][R] += quad of every token · codes. Tokens are `step` bytes apart: groups of three share a base register, as the addressing
@@ -110,22 +100,24 @@ NIBBLE_VARIANT void add_octets(int bits, int height, const std::byte*& codes, co
   }
 }
 
-/// out[height][R] = start + Σ q·code over `octets` octets; `a` begins with the starts. `bits` and `height` are constants at every call.
-NIBBLE_VARIANT void sum(int bits, int height, const std::byte* codes, const std::byte* a, std::int64_t octets,
-                        std::int32_t* out) {
+/// sums[height][R] += Σ q·code over `octets` octets; the first chunk's begin at 0. `bits` and `height` are constants at every call.
+NIBBLE_VARIANT void add(int bits, int height, bool first, const std::byte* codes, const std::byte* a, std::int64_t octets,
+                        Ahead& next, std::int32_t* sums) {
+  Ahead ahead = next;  // in registers
   const bool apart = height * kVecs <= 6;
   Ints acc[kTile][kVecs], more[kTile][kVecs];
   for (int r = 0; r < height; ++r)
     for (int v = 0; v < kVecs; ++v) {
-      acc[r][v] = load_splat(a + 4 * r);
+      acc[r][v] = first ? Ints{} : load_ints(sums + r * kRows + v * kLanes);
       more[r][v] = Ints{};
     }
-  add_octets(bits, height, codes, a + 4 * height, 4, 4 * height, octets, nullptr, acc, more);
+  add_octets(bits, height, codes, a, 4, 4 * height, octets, &ahead, acc, more);
+  next = ahead;
   for (int r = 0; r < height; ++r)
-    for (int v = 0; v < kVecs; ++v) store_ints(out + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
+    for (int v = 0; v < kVecs; ++v) store_ints(sums + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
 }
 
-/// The same for patches, run by run; `a` is the first token's patch, `starts` are the initial sums of the tokens.
+/// out[height][R] = start + Σ q·code for patches, run by run; `a` is the first token's patch, `starts` are the initial sums of the tokens.
 NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const std::byte* a, const Patches& p,
                              const std::int32_t* starts, Ahead& next, std::int32_t* out) {
   Ahead ahead = next;  // in registers
@@ -163,10 +155,10 @@ NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const
     case 12: return kTile >= 12 ? f(bits, 12, __VA_ARGS__) : void(); \
     default: return;                                                 \
   }
-__attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
-                                        std::int64_t octets, std::int32_t* out, Ahead&) {
-  if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum, 4, codes, a, octets, out)
-  NIBBLE_EVERY_HEIGHT(sum, 8, codes, a, octets, out)
+__attribute__((noinline)) void add_any(int height, int bits, bool first, const std::byte* codes, const std::byte* a,
+                                       std::int64_t octets, Ahead& ahead, std::int32_t* sums) {
+  if (bits == 4) NIBBLE_EVERY_HEIGHT(add, 4, first, codes, a, octets, ahead, sums)
+  NIBBLE_EVERY_HEIGHT(add, 8, first, codes, a, octets, ahead, sums)
 }
 __attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
                                              const Patches& p, const std::int32_t* starts, Ahead& ahead, std::int32_t* out) {
@@ -174,13 +166,30 @@ __attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const
   NIBBLE_EVERY_HEIGHT(sum_runs, 8, codes, a, p, starts, ahead, out)
 }
 #undef NIBBLE_EVERY_HEIGHT
+
+/// Multiplied as they are.
+struct ChunkCodes {
+  const std::byte* of(const tile::Geometry&, const std::byte* codes, std::int64_t) { return codes; }
+};
+
+/// The prefetches of a chunk.
+inline std::int64_t prefetches(std::int64_t octets) { return (octets + kPrefetchOctets - 1) / kPrefetchOctets; }
+
+/// sums[height][R] += Σ q·code of octets [begin, begin + octets) of all; `tokens` are those of a prepared tile.
+inline void add_chunk(int height, const Decoder& d, const std::byte* codes, const std::byte* tokens, std::int64_t begin,
+                      std::int64_t octets, std::int64_t, Ahead& ahead, std::int32_t* sums) {
+  add_any(height, d.geometry.bits, begin == 0, codes, tokens + begin * tile::kOctet * height, octets, ahead, sums);
+}
 #endif
 
 /// Scales, zeros and sum_bias of a row block.
 struct Channels {
   alignas(64) float scale[kRows];
-  alignas(64) float zero[kRows];  // integers, of the codes minus their bias
-  std::int32_t sum_bias[kRows];   // 0 where there is none
+  alignas(64) float zero[kRows];             // integers, of the codes minus their bias
+  alignas(64) std::int32_t zeros[kRows];     // the same
+  alignas(64) std::int32_t columns[kRows];   // Σ(q_w − z_w), where activations have zero points
+  alignas(64) std::int32_t sum_bias[kRows];  // 0 where there is none
+  bool has_zeros;
 };
 
 void read_channels(const Decoder& d, const std::byte* weight, const std::int32_t* sum_bias, std::int64_t block,
@@ -188,14 +197,32 @@ void read_channels(const Decoder& d, const std::byte* weight, const std::int32_t
   const std::byte* const record = weight + d.geometry.record(block, 0);
   const std::int64_t scale_step = d.geometry.scale_bytes / kVecs;
   const std::int64_t zero_step = (d.geometry.header_bytes - d.geometry.scale_bytes) / kVecs;
+  channels.has_zeros = d.zero != ZeroKind::none || (d.geometry.bits != 4 && kByteBias != 0);
   for (int v = 0; v < kVecs; ++v) {
     store(channels.scale + v * kLanes, load_as_floats(record + v * scale_step, d.scale_type));
     Vec zero = Vec{} - static_cast<float>(d.geometry.bits != 4 ? kByteBias : 0);
     if (d.zero != ZeroKind::none) zero += load_as_floats(record + d.geometry.scale_bytes + v * zero_step, d.zero_type);
     store(channels.zero + v * kLanes, zero);
+    store_ints(channels.zeros + v * kLanes, to_ints(zero));
   }
   for (std::int64_t i = 0, n = block * kRows; i < kRows; ++i)
     channels.sum_bias[i] = sum_bias != nullptr && n + i < d.geometry.n ? sum_bias[n + i] : 0;
+}
+
+/// Of a task.
+void read_channels(const DotTask& t, std::int64_t block, Channels& channels) {
+  read_channels(*t.decoder, t.weight, t.sum_bias, block, channels);
+  for (std::int64_t i = 0; i < kRows && t.zero_sums != ZeroSums::none; ++i)
+    channels.columns[i] = static_cast<std::int32_t>(t.channel_sums[block * kRows + i]);
+}
+
+typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
+
+/// sums − zero·columns, in more than 32 bits. Not inlined: indexing lanes would spill the caller's vectors.
+__attribute__((noinline)) Vec less_far_zeros(Ints sums, const std::int32_t* columns, double zero) {
+  Vec y{};
+  for (int lane = 0; lane < kLanes; ++lane) y[lane] = static_cast<float>(sums[lane] - zero * columns[lane]);
+  return y;
 }
 
 float float_at(const std::byte* p) {
@@ -204,21 +231,34 @@ float float_at(const std::byte* p) {
   return x;
 }
 
+std::int32_t integer_at(const std::byte* p) {
+  std::int32_t x;
+  std::memcpy(&x, p, 4);
+  return x;
+}
+
 /// Σ q·(q_w − z_w) of every token and channel of a tile; q of the activations as they are stored. `a` is past the tile's zero points.
 void sum_exactly(const DotTask& t, std::int64_t height, const std::byte* codes, const std::byte* a, const Channels& channels,
-                 Ahead& ahead, double* total) {
+                 double* total) {
+  const tile::Geometry& geo = t.decoder->geometry;
   alignas(64) std::int32_t acc[kTile * kRows];
+  ChunkCodes chunk;
+  Ahead none;
   for (std::int64_t i = 0; i < height * kRows; ++i) total[i] = 0;
   for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
     end = t.segments.end(k);
     const std::int64_t octets = tile::Geometry::octets(end - k);
-    sum_tile(static_cast<int>(height), *t.decoder, codes, a + 8 * room(height), octets, acc, ahead);
-    for (std::int64_t r = 0; r < height; ++r) {
-      const double units = float_at(a + 4 * (room(height) + r));
-      for (std::int64_t i = r * kRows; i < (r + 1) * kRows; ++i)
-        total[i] += static_cast<double>(acc[i]) - static_cast<double>(channels.zero[i - r * kRows]) * units;
+    for (std::int64_t o = 0, count = 0; o < octets; o += count) {
+      count = least(kChunkOctets, octets - o);
+      add_chunk(static_cast<int>(height), *t.decoder, chunk.of(geo, codes + o * geo.octet_bytes, count), a + 12 * room(height), o,
+                count, octets, none, acc);
     }
-    codes += octets * t.decoder->geometry.octet_bytes;
+    for (std::int64_t r = 0; r < height; ++r) {
+      const double units = float_at(a + 4 * (room(height) + r)), start = integer_at(a + 4 * (2 * room(height) + r));
+      for (std::int64_t i = r * kRows; i < (r + 1) * kRows; ++i)
+        total[i] += static_cast<double>(acc[i]) + start - static_cast<double>(channels.zero[i - r * kRows]) * units;
+    }
+    codes += octets * geo.octet_bytes;
     a += (12 + row_bytes(octets)) * room(height);
   }
 }
@@ -242,37 +282,70 @@ inline float bits_of(std::int32_t sum) {
   return bits;
 }
 
-/// A tile of tokens and a row block, up to the epilogue; for a D of s32 the integers, as floats of the same bits. `columns`: the
-/// Σ(q_w − z_w), where activations have zero points.
-void multiply(const DotTask& t, std::int64_t height, const std::byte* record, const std::byte* a, const Channels& channels,
-              const double* columns, Ahead& ahead, float* out) {
+/// Whether Σ (q_a − z_a)·(q_w − z_w) fits 32 bits, and K is one segment. Zero points of activations are taken to be codes; a weight's zero
+/// point is a byte of either sign.
+bool fits_words(const DotTask& t) {
+  const std::int64_t reach = (t.zero_sums == ZeroSums::none ? 128 : 255) * (t.decoder->zero == ZeroKind::none ? 128 : 383);
+  return t.segments.k <= t.segments.piece && t.segments.k <= INT32_MAX / reach;
+}
+
+/// A tile of tokens and a row block from its products acc[height][R], up to the epilogue; for a D of s32 the integers, as floats of the same
+/// bits. `a` is the prepared tile. Integers are added up modulo 2³², where the result fits.
+void finish(const DotTask& t, std::int64_t height, const std::int32_t* acc, const std::byte* a, const Channels& channels,
+            float* out) {
   const Decoder& d = *t.decoder;
-  const std::byte* codes = record + d.geometry.header_bytes;
+  const bool zero_points = t.zero_sums != ZeroSums::none, raw = t.outputs.d->dtype == DType::s32;
+  const bool reads_sums = t.outputs.epilogue->reads_sums();
+  const std::byte* const zeros = a;
+  if (zero_points) a += 4 * room(height);
+  for (std::int64_t r = 0; r < height; ++r) {
+    const float token = float_at(a + 4 * r);
+    const auto units = static_cast<std::uint32_t>(static_cast<std::int32_t>(float_at(a + 4 * (room(height) + r))));
+    const std::int32_t zero = zero_points ? integer_at(zeros + 4 * r) : 0;
+    const bool far = (zero < -128 || zero > 127) && !reads_sums;
+    for (int v = 0; v < kVecs; ++v) {
+      const std::int64_t of = v * kLanes;
+      Words whole = reinterpret_cast<Words>(load_ints(acc + r * kRows + of));
+      whole += static_cast<std::uint32_t>(integer_at(a + 4 * (2 * room(height) + r)));
+      if (channels.has_zeros) whole -= reinterpret_cast<Words>(load_ints(channels.zeros + of)) * units;
+      if (zero != 0 && !far)
+        whole -= reinterpret_cast<Words>(load_ints(channels.columns + of)) * static_cast<std::uint32_t>(zero);
+      if (reads_sums) whole += reinterpret_cast<Words>(load_ints(channels.sum_bias + of));
+      float* const to = out + r * kRows + of;
+      if (raw) {
+        store(to, reinterpret_cast<Vec>(whole));
+        continue;
+      }
+      Vec y = to_floats(reinterpret_cast<Ints>(whole));
+      if (far) y = less_far_zeros(reinterpret_cast<Ints>(whole), channels.columns + of, zero);
+      y = (y * token) * load(channels.scale + of);
+      if (d.has_scale2) y *= d.scale2;
+      store(to, y);
+    }
+  }
+}
+
+/// The same with its products, where 32 bits do not hold all sums. `columns`: Σ(q_w − z_w), where activations have zero points.
+void multiply_exactly(const DotTask& t, std::int64_t height, const std::byte* codes, const std::byte* a, const Channels& channels,
+                      const double* columns, float* out) {
+  const Decoder& d = *t.decoder;
   const bool zero_points = t.zero_sums != ZeroSums::none;
   const std::byte* zeros = a;
   if (zero_points) a += 4 * room(height);
   const bool reads_sums = t.outputs.epilogue->reads_sums(), raw = t.outputs.d->dtype == DType::s32;
-  if (zero_points || d.zero != ZeroKind::none || (kByteBias != 0 && d.geometry.bits != 4) || t.segments.k > t.segments.piece ||
-      reads_sums) {
-    alignas(64) double total[kTile * kRows];
-    sum_exactly(t, height, codes, a, channels, ahead, total);
-    for (std::int64_t r = 0; r < height; ++r) {
-      std::int32_t zero = 0;
-      if (zero_points) std::memcpy(&zero, zeros + 4 * r, 4);
-      for (std::int64_t i = 0; i < kRows; ++i) {
-        const double sum = zero == 0 ? total[r * kRows + i] : total[r * kRows + i] - zero * columns[i];
-        out[r * kRows + i] = static_cast<float>(sum);
-        if (!reads_sums) continue;
-        const std::int32_t whole = biased(sum, channels.sum_bias[i]);
-        out[r * kRows + i] = raw ? bits_of(whole) : static_cast<float>(whole);
-      }
+  alignas(64) double total[kTile * kRows];
+  sum_exactly(t, height, codes, a, channels, total);
+  for (std::int64_t r = 0; r < height; ++r) {
+    const std::int32_t zero = zero_points ? integer_at(zeros + 4 * r) : 0;
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      const double sum = zero == 0 ? total[r * kRows + i] : total[r * kRows + i] - zero * columns[i];
+      out[r * kRows + i] = static_cast<float>(sum);
+      if (!reads_sums) continue;
+      const std::int32_t whole = biased(sum, channels.sum_bias[i]);
+      out[r * kRows + i] = raw ? bits_of(whole) : static_cast<float>(whole);
     }
-    if (raw) return;
-  } else {  // there is a single sum of 32 bits
-    alignas(64) std::int32_t acc[kTile * kRows];
-    sum_tile(static_cast<int>(height), d, codes, a + 8 * room(height), tile::Geometry::octets(t.segments.k), acc, ahead);
-    for (std::int64_t i = 0; i < height * kRows; i += kLanes) store(out + i, to_floats(load_ints(acc + i)));
   }
+  if (raw) return;
   for (std::int64_t r = 0; r < height; ++r) apply_scales(d, float_at(a + 4 * r), channels, out + r * kRows);
 }
 
@@ -284,27 +357,54 @@ inline void store_tile(const Outputs& outputs, float* sums, std::int64_t block, 
   outputs.store_integers(integers, kRows, block, m, height);
 }
 
-/// Tiles of tokens outside, row blocks inside, as in dot_tile.inl.
+/// For each group of row blocks, chunk of K, row block of the group: all tiles of tokens.
 void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin, std::int64_t m_end) {
+  constexpr std::int64_t kMostTiles = kGroupBytes / (kTile * kRows * 4);
+  for (; m_end - m_begin > kMostTiles * t.tile; m_begin += kMostTiles * t.tile)
+    linear_whole(t, block_begin, block_end, m_begin, m_begin + kMostTiles * t.tile);
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
-  Channels channels[kMaxTaskBlocks];
+  const std::int64_t octets = tile::Geometry::octets(t.segments.k), header = t.zero_sums != ZeroSums::none ? 16 : 12;
+  const std::int64_t tiles = (m_end - m_begin + t.tile - 1) / t.tile, group = kMostTiles / tiles;
+  const std::int64_t chunk = kSingleChunk && tiles == 1 ? octets : kChunkOctets;
+  // A few tokens leave the ports that load idle; one token and taller tiles read a single chunk as fast without.
+  const bool prefetches_ahead = chunk < octets || NIBBLE_ISA == NIBBLE_ISA_AMX || (t.m > 1 && t.m < kPrefetchRows);
+  const bool words = fits_words(t);
+  alignas(64) std::int32_t sums[kGroupBytes / 4];
   alignas(64) float out[kTile * kRows];
-  for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
-    read_channels(d, t.weight, t.sum_bias, block_begin + i, channels[i]);
-  }
-  const std::int64_t group = group_blocks(geo, block_end - block_begin), tiles = (m_end - m_begin + t.tile - 1) / t.tile;
+  Channels channels;
+  ChunkCodes chunk_codes;
+  const auto codes_at = [&](std::int64_t block, std::int64_t octet) {
+    return t.weight + geo.record(block, 0) + geo.header_bytes + octet * geo.octet_bytes;
+  };
   begin_tiles();
   for (std::int64_t begin = block_begin, end = 0; begin < block_end; begin = end) {
     end = least(begin + group, block_end);
-    Ahead ahead = group_after(geo, t.weight, begin, end, least(end + group, block_end), tiles);
-    for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
-      const std::int64_t height = least(t.m - m, t.tile);
+    for (std::int64_t octet = 0, count = 0; octet < octets; octet += count) {
+      count = words ? least(chunk, octets - octet) : octets;
+      const bool last = octet + count == octets;
       for (std::int64_t block = begin; block < end; ++block) {
-        const std::int64_t i = block - block_begin;
-        multiply(t, height, t.weight + geo.record(block, 0), t.activations + m * t.token_bytes, channels[i],
-                 t.channel_sums + block * kRows, ahead, out);
-        store_tile(t.outputs, out, block, m, height);
+        const bool same = block + 1 < end;  // the next chunk is of the same channels, or of the same or the next group
+        const std::int64_t next_block = same ? block + 1 : last ? end : begin, next = same ? octet : last ? 0 : octet + count;
+        Ahead ahead;
+        if (next_block < block_end && prefetches_ahead)
+          ahead = {codes_at(next_block, next), codes_at(next_block, least(next + chunk, octets)), tiles * prefetches(count)};
+        if (last) read_channels(t, block, channels);
+        const std::byte* codes = codes_at(block, octet);
+        if (words) codes = chunk_codes.of(geo, codes, count);
+        for (std::int64_t i = 0; i < tiles; ++i) {
+          const std::int64_t m = m_begin + i * t.tile, height = least(t.m - m, t.tile);
+          const std::byte* const a = t.activations + m * t.token_bytes;
+          if (words) {
+            std::int32_t* const tile_sums = sums + ((block - begin) * tiles + i) * kTile * kRows;
+            add_chunk(static_cast<int>(height), d, codes, a + header * room(height), octet, count, octets, ahead, tile_sums);
+            if (!last) continue;
+            finish(t, height, tile_sums, a, channels, out);
+          } else {
+            multiply_exactly(t, height, codes, a, channels, t.channel_sums + block * kRows, out);
+          }
+          store_tile(t.outputs, out, block, m, height);
+        }
       }
     }
   }
@@ -337,15 +437,6 @@ void sum_patches(const PatchTask& t, const std::int32_t* first, std::int64_t cou
 
 void sum_pixels(const PatchTask& t) {
   for (std::int64_t i = 0; i < t.pixels; ++i) t.pixel_sums[i] = sum_of_bytes(t.patches->image + i * t.pixel_bytes, t.pixel_bytes);
-}
-
-typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
-
-/// sums − zero·columns, in more than 32 bits. Not inlined: indexing lanes would spill the caller's vectors.
-__attribute__((noinline)) Vec less_far_zeros(Ints sums, const std::int32_t* columns, double zero) {
-  Vec y{};
-  for (int lane = 0; lane < kLanes; ++lane) y[lane] = static_cast<float>(sums[lane] - zero * columns[lane]);
-  return y;
 }
 
 /// The data of row blocks besides their codes.

@@ -168,7 +168,7 @@ constexpr Kernel row(Isa isa, ActForm form, std::string_view layout, Tile tile, 
 
 #if defined(__x86_64__)
 /// The rates of AMX are per tile of 16 tokens; `octet` is loading a tile.
-constexpr DotRates kAmxWholeRates = whole({.dot = 0.25, .wide = 0.25, .octet = 2});
+constexpr DotRates kAmxWholeRates = whole({.dot = 0.25, .wide = 0.25, .octet = 1});
 
 constexpr Kernel amx_segments() {
   Kernel kernel = row<kAmxInt8, kAmxWholeRates>(Isa::amx, ActForm::s8k64, "cpu_n32", {32, 32, 0});

@@ -48,9 +48,9 @@ inline Ahead group_after(const tile::Geometry& geo, const std::byte* weight, std
   return {weight + geo.record(end, 0), weight + geo.record(last, 0), steps};
 }
 
-/// Sums over `octets` octets of pixels in place. Codes of 8 bits are multiplied in place. Codes of 4 bits, a partial last step, and codes that cross cache
-/// lines (loaded at half the speed) are unpacked into a panel in L1, a step ahead: the ports that unpack are idle while tiles are
-/// multiplied.
+/// Sums over `octets` octets of tokens in place. Codes of 8 bits are multiplied as they lie. Codes of 4 bits, a partial last step, and codes
+/// that cross cache lines (loaded at half the speed) are unpacked into a panel in L1, a step ahead: the ports that unpack are idle while
+/// tiles are multiplied.
 template <class Rows>
 NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, Rows rows, std::int64_t octets, Ahead& ahead) {
   alignas(64) std::byte panel[2][kStepBytes];

@@ -16,13 +16,13 @@
 //               └────────┴────────┴─
 //   row block   │ chunk  │                16 KiB, in L1 while all tokens of the task pass over it; the next chunk is prefetched into L2
 //
-// Over all of K at once, a tile of tokens and a row block together would exceed L1, and every product would wait for L2. Storing the sums of
-// a chunk is 1 of 64 instructions (on AMX a fifth of the time). The chunk of the tokens is used by the row blocks of a group, whose sums fit
-// in L2, so that activations that exceed L2 are read from L3 once for some four row blocks.
+// Over all of K at once, a tile of tokens and a row block together would exceed L1, and every product would wait for L2. Loading and storing
+// the sums of a chunk is a few percent of the instructions (on AMX a fifth of the time). The chunk of the tokens is used by the row blocks of
+// a group, whose sums fit in L2: activations that exceed L2 are read from L3 once for some four row blocks.
 //
 // Without work per segment there are no float sums beside the integers, so a tile has twice the tokens of dot_tile.hpp's: a vector of
 // codes is loaded, and nibbles are split, once for H dot products. Σ(q_w − z_w) comes with the packed weight (channel_sums). Sums that 32
-// bits may not hold, of K beyond 21,000 or more, are finished in f64, exact up to 2⁵³.
+// bits may not hold (K beyond 32,768; beyond 21,988 with zero points on both sides) are finished in f64, exact up to 2⁵³.
 //
 // AMX multiplies 32 tokens × 32 channels in tile registers (amx_whole.inl), from rows of 64 channels of K instead of quads.
 #pragma once

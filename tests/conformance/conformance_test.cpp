@@ -780,8 +780,8 @@ TEST_P(W8A8Conformance, IsExact) {
       {.sum_bias = true, .out = DType::u8, .out_scales = true, .out_high = 200}};
   std::vector<Shape> shapes = shapes_for(kernel);
   shapes.insert(shapes.end(), {{2, 3, 65536}, {1, 2, 70001}, {1, 2, 131072}, {13, 40, 4096}});
-  // Chunks of K and a last step that is not whole; activations that are multiplied by several row blocks, a part of K at a time.
-  if (kernel.isa == Isa::amx) shapes.insert(shapes.end(), {{77, 70, 1100}, {33, 34, 16448}, {17, 33, 32769}});
+  // Chunks of K and a last step that is not whole, of several row blocks a task; more than a MiB of activations; two segments.
+  if (kernel.isa == Isa::amx) shapes.insert(shapes.end(), {{70, 300, 1100}, {33, 34, 16448}, {17, 33, 32769}});
   std::uint64_t seed = 1;
   for (const WeightScheme& scheme : testing::whole_row_schemes())
     for (const Shape& shape : shapes)

@@ -34,7 +34,8 @@ INSTRUCTIONS = {
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.*)>:$")
 INSTRUCTION = re.compile(r"^ *[0-9a-f]+:\t(?:\{\w+\} )?(.*)")
 # nibble::cpu::avx2::f is of level avx2, and so is nibble::avx2_loops::f; nibble::avx2_loops::vnni_f is of avx2vnni.
-LEVEL = re.compile(r"nibble::(?:cpu::)?(?:\(anonymous namespace\)::)?(\w+?)(?:_loops)?::(?:(vnni|bf16)_)?")
+# The names of templates begin with what they return.
+LEVEL = re.compile(r"(?:[\w ]+ )?nibble::(?:cpu::)?(?:\(anonymous namespace\)::)?(\w+?)(?:_loops)?::(?:(vnni|bf16)_)?")
 OUTLINE_ATOMICS = re.compile(r"__aarch64_")  # libgcc's, which ask the machine first
 
 

@@ -1,8 +1,10 @@
 // The CPU as a Machine: runs are timed by the clock; OpenBLAS and oneDNN are baselines.
 #include <fmt/format.h>
 
+#include <atomic>
 #include <chrono>
 #include <new>
+#include <numeric>
 
 #include "bench/blas.hpp"
 #include "bench/core.hpp"
@@ -244,6 +246,7 @@ class Cpu : public BenchMachine {
   Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
     auto acts = activations_for(work);
     if (!acts.ok()) return acts.status();
+    settle(copies);
     PlanRun run{.plan = plan,
                 .copies = copies,
                 .executor = executor_,
@@ -312,9 +315,26 @@ class Cpu : public BenchMachine {
   }
 
  private:
+  // Reads new copies and the memory of the probe once. Memory was seen to be read at two thirds of its speed the first time after so much of
+  // it had been written, which would be taken for the speed of a kernel, or for the bandwidth that it is compared with.
+  void settle(const Copies& copies) {
+    if (settled_.lock() == copies) return;
+    settled_ = copies;
+    executor_.parallel_for(static_cast<std::int64_t>(copies->size()), [&](std::int64_t i) {
+      const std::span<const std::byte> bytes = (*copies)[static_cast<std::size_t>(i)].bytes();
+      sink_.fetch_add(
+          std::accumulate(bytes.begin(), bytes.end(), 0U, [](unsigned sum, std::byte b) { return sum + unsigned(b); }),
+          std::memory_order_relaxed);
+    });
+    constexpr double kTimes = 3;  // the probe has more than cold_bytes(), and is slower until then
+    (void)probe_.measure(Ceiling::read, kTimes * static_cast<double>(cold_bytes()) / 1e9 / roofline_.read_gbytes_per_s);
+  }
+
   Executor& executor_;
   RooflineProbe probe_;
   Roofline roofline_;
+  std::weak_ptr<const std::vector<PackedWeight>> settled_;
+  std::atomic<unsigned> sink_{0};
 };
 
 }  // namespace

@@ -15,6 +15,8 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <span>
 #include <vector>
 
 #include "core/buffer.hpp"
@@ -220,12 +222,14 @@ ArithmeticLoop loop_of(Ceiling ceiling) {
   return {};
 }
 
-auto read_loop() {
+using ReadLoop = std::uint64_t (*)(const std::uint64_t*, std::size_t lines);
+
+std::span<const ReadLoop> read_loops() {
 #if defined(__x86_64__)
-  if (this_device().has(Isa::avx512)) return avx512_loops::read_lines;
-  if (this_device().has(Isa::avx2)) return avx2_loops::read_lines;
+  if (this_device().has(Isa::avx512)) return avx512_loops::kReadLoops;
+  if (this_device().has(Isa::avx2)) return avx2_loops::kReadLoops;
 #endif
-  return baseline_loops::read_lines;
+  return baseline_loops::kReadLoops;
 }
 
 /// The length of a pass: about that of a layer, so that interruptions of the machine spoil as many passes of a probe as runs of a layer,
@@ -257,6 +261,7 @@ struct RooflineProbe::Impl {
   std::int64_t rounds[kAllCeilings.size()] = {};  // of a pass; 0: not known yet
   Buffer memory;                                  // read cyclically, a part per pass
   std::size_t chunk_bytes = 0, next_chunk = 0;
+  ReadLoop read_loop = nullptr;  // the fastest here
   std::atomic<std::uint64_t> sink{0};
 
   /// Seconds one pass takes.
@@ -280,12 +285,11 @@ struct RooflineProbe::Impl {
     return operations / 1e9 / median_pass(seconds, [&] { return arithmetic_pass(loop, pass_rounds); });
   }
 
-  double read_pass() {
+  double read_pass(ReadLoop loop) {
     const std::size_t chunks_here = static_cast<std::size_t>(kChunksPerThread * threads);
     if ((next_chunk + chunks_here) * chunk_bytes > memory.size()) next_chunk = 0;
     const std::byte* first = memory.data() + next_chunk * chunk_bytes;
     next_chunk += chunks_here;
-    const auto loop = read_loop();
     const auto start = Clock::now();
     executor.parallel_for(static_cast<std::int64_t>(chunks_here), [&](std::int64_t i) {
       const auto* words = reinterpret_cast<const std::uint64_t*>(first + static_cast<std::size_t>(i) * chunk_bytes);
@@ -308,14 +312,27 @@ struct RooflineProbe::Impl {
     });
   }
 
+  /// The loops take turns, and each is as good as its best round: a disturbance of one round does not decide.
+  ReadLoop fastest_loop() {
+    constexpr int kRounds = 5;
+    constexpr double kSeconds = 4 * kPassSeconds;
+    const std::span<const ReadLoop> loops = read_loops();
+    std::vector<double> best(loops.size(), std::numeric_limits<double>::infinity());
+    for (int round = 0; round < kRounds; ++round)
+      for (std::size_t i = 0; i < loops.size(); ++i)
+        best[i] = std::min(best[i], median_pass(kSeconds, [&] { return read_pass(loops[i]); }));
+    return loops[static_cast<std::size_t>(std::ranges::min_element(best) - best.begin())];
+  }
+
   double read(double seconds) {
     try {
       if (memory.size() == 0) allocate();
+      if (read_loop == nullptr) read_loop = fastest_loop();
     } catch (const std::bad_alloc&) {
       return 0;
     }
     const double bytes = static_cast<double>(chunk_bytes) * static_cast<double>(kChunksPerThread) * threads;
-    return bytes / 1e9 / median_pass(seconds, [&] { return read_pass(); });
+    return bytes / 1e9 / median_pass(seconds, [&] { return read_pass(read_loop); });
   }
 
   /// One pass to wake the threads up, then as many as the time allows.

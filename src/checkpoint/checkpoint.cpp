@@ -86,8 +86,10 @@ void note_odd_values(const Tensor& t, std::string_view what, std::int64_t cols, 
       Kind{"subnormal", warning, [](float v, double normal) { return v != 0 && std::fabs(v) < normal; }},
   };
   const std::span used(kinds.data(), is_scale ? kinds.size() : 2);  // numbers other than scales may be zero or negative
+  if (!is_scale && nibble::info(t.dtype).kind != DTypeKind::floating) return;  // an integer is neither
   const double normal = smallest_normal(t.dtype);
-  for (std::int64_t i = 0; i < t.numel(); ++i) {
+  const std::int64_t count = t.numel();
+  for (std::int64_t i = 0; i < count; ++i) {
     const float value = t.at(i);
     if (value >= normal && value <= std::numeric_limits<float>::max()) continue;  // of no kind, as nearly all are
     for (Kind& kind : used)

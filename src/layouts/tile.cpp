@@ -13,18 +13,25 @@ std::int64_t scale_index(const WeightScheme& scheme, std::int64_t groups, std::i
   return (scheme.group.n == 0 ? 0 : row / scheme.group.n) * groups + g;
 }
 
-/// Copies the R scales or zeros of a record; rows past N get zero bytes.
-void pack_column(const Tensor& from, const WeightScheme& scheme, const tile::Geometry& geo, std::int64_t block, std::int64_t g,
-                 std::byte* to) {
-  const auto width = static_cast<std::size_t>(bits(from.dtype) / 8);
-  for (int r = 0; r < geo.rows; ++r, to += width) {
-    const std::int64_t row = block * geo.rows + r;
-    if (row >= geo.n) {
-      std::memset(to, 0, width);
-    } else {
-      const auto at = static_cast<std::size_t>(scale_index(scheme, geo.groups(), row, g));
-      std::memcpy(to, from.bytes.data() + at * width, width);
-    }
+/// Copies the scales or zeros of a row block into its records, `offset` bytes after their beginnings; those of rows past N are left as they
+/// are. Row by row, as they lie: the lines that the rows of a block write to, one a record, stay in L1.
+template <std::size_t kWidth>
+void pack_columns(const Tensor& from, const WeightScheme& scheme, const tile::Geometry& geo, std::int64_t block,
+                  std::int64_t offset, std::byte* records) {
+  const std::int64_t groups = geo.groups(), rows = std::min<std::int64_t>(geo.rows, geo.n - block * geo.rows);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::byte* in =
+        from.bytes.data() + static_cast<std::size_t>(scale_index(scheme, groups, block * geo.rows + r, 0)) * kWidth;
+    std::byte* out = records + offset + r * static_cast<std::int64_t>(kWidth);
+    for (std::int64_t g = 0; g < groups; ++g, in += kWidth, out += geo.record_bytes) std::memcpy(out, in, kWidth);
+  }
+}
+void pack_columns(const Tensor& from, const WeightScheme& scheme, const tile::Geometry& geo, std::int64_t block,
+                  std::int64_t offset, std::byte* records) {
+  switch (bits(from.dtype)) {
+    case 8: return pack_columns<1>(from, scheme, geo, block, offset, records);
+    case 16: return pack_columns<2>(from, scheme, geo, block, offset, records);
+    default: return pack_columns<4>(from, scheme, geo, block, offset, records);
   }
 }
 
@@ -196,12 +203,12 @@ void pack_block(const QuantTensor& q, const CodeRows& codes, PackedWeightData& p
   const tile::Planes planes = dense ? tile::Planes{} : tile::planes(geo.bits);
   const std::int64_t n = block * R;
   const int rows = static_cast<int>(std::min<std::int64_t>(R, geo.n - n));
-  std::byte* bytes = packed.bytes.data() + geo.record(block, 0);
-  std::memset(bytes, 0, static_cast<std::size_t>(geo.row_block_bytes));
+  std::byte* const bytes = packed.bytes.data() + geo.record(block, 0);
+  if (rows < R) std::memset(bytes, 0, static_cast<std::size_t>(geo.row_block_bytes));
+  if (!dense) pack_columns(q.scales, q.scheme, geo, block, 0, bytes);
+  if (!q.zeros.empty()) pack_columns(q.zeros, q.scheme, geo, block, geo.scale_bytes, bytes);
   for (std::int64_t g = 0; g < geo.groups(); ++g) {
     std::byte* record = packed.bytes.data() + geo.record(block, g);
-    if (!dense) pack_column(q.scales, q.scheme, geo, block, g, record);
-    if (!q.zeros.empty()) pack_column(q.zeros, q.scheme, geo, block, g, record + geo.scale_bytes);
     auto* const octets = reinterpret_cast<std::uint8_t*>(record + geo.header_bytes);
     const std::int64_t k_begin = g * geo.group, k_end = std::min(geo.k, k_begin + geo.group);
     std::int64_t k = k_begin;
@@ -211,6 +218,7 @@ void pack_block(const QuantTensor& q, const CodeRows& codes, PackedWeightData& p
       k = pack_words<R>(codes, n, rows, k, k_end, Whole{static_cast<std::uint32_t>(sign_flip(q.scheme.codes, tile::kOctet))},
                         octets);
     std::uint8_t* octet = octets + (k - k_begin) / tile::kOctet * geo.octet_bytes;
+    std::memset(octet, 0, static_cast<std::size_t>(tile::Geometry::octets(k_end - k) * geo.octet_bytes));
     for (; k < k_end; k += tile::kOctet, octet += geo.octet_bytes) {
       const int count = static_cast<int>(std::min<std::int64_t>(tile::kOctet, k_end - k));
       for (int r = 0; r < rows; ++r) {

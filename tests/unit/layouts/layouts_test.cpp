@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 
+#include "core/code_rows.hpp"
 #include "layouts/gpu_rows.hpp"
 #include "layouts/gpu_w8.hpp"
 #include "layouts/layout.hpp"
@@ -43,6 +44,26 @@ TEST(Layouts, RoundTripOfEverySchemeAndAwkwardShapes) {
       }
   for (const Layout* layout : layout_table())
     EXPECT_GE(held[layout], layout == &kGpuRowsLayout ? 15 : 50) << layout->name;  // of dense weights alone
+}
+
+/// The bytes of a packed weight do not depend on what its memory held before, those of padding included.
+TEST(Layouts, EveryByteOfACpuLayoutIsWritten) {
+  for (const Layout* layout : {&kTile16Layout, &kTile32Layout})
+    for (const WeightScheme& scheme : testing::all_schemes())
+      for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {32, 64}, {33, 129}, {64, 72}}) {
+        const QuantTensor q = random_weight(scheme, n, k, 7);
+        if (!refusal(*layout, q.scheme, q.zeros.dtype, q.k).empty()) continue;
+        PackedWeightData packed[2];
+        for (int i = 0; i < 2; ++i) {
+          packed[i].zero_type = q.zeros.dtype;
+          packed[i].bytes = Buffer(layout->size(q.scheme, q.zeros.dtype, n, k));
+          std::memset(packed[i].bytes.data(), i == 0 ? 0 : 0xa5, packed[i].bytes.size());
+          std::vector<std::uint8_t> unused;
+          layout->pack(q, *CodesOf(q).read(0, n, unused), packed[i]);
+        }
+        EXPECT_EQ(std::memcmp(packed[0].bytes.data(), packed[1].bytes.data(), packed[0].bytes.size()), 0)
+            << layout->name << " " << scheme.name() << " [" << n << "," << k << "]";
+      }
 }
 
 /// Kernels of gpu_w8n64k128 multiply what is stored as signed bytes: the value of a code less that of a zero point is the difference of both

@@ -47,31 +47,6 @@ struct Analysis {
   Fit fit{};
 };
 
-Status read_shape(const ModuleTensors& tensors, Module& m) {
-  const ConstTensorView* shape = tensors.find("weight_shape");
-  const bool conv = shape != nullptr && shape->rank == 1 && shape->dim(0) == 4;
-  NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight_shape", {DType::s64, DType::s32}, {conv ? 4 : 2}));
-  const ConstTensorView& view = *shape;
-  const std::size_t count = conv ? 4 : 2;
-  std::int64_t dims[4] = {};
-  if (view.dtype == DType::s64) {
-    std::memcpy(dims, view.data, count * sizeof dims[0]);
-  } else {
-    std::int32_t narrow[4] = {};
-    std::memcpy(narrow, view.data, count * sizeof narrow[0]);
-    std::copy(narrow, narrow + count, dims);
-  }
-  m.n = dims[0];
-  m.k = dims[1];
-  if (!conv) return check_dimensions(tensors, m.n, m.k);
-  m.filter = Extent{dims[2], dims[3]};
-  // One factor at a time: the product of two checked numbers fits.
-  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.filter->h, m.filter->w));
-  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k));
-  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k *= m.filter->h));
-  return check_dimensions(tensors, m.n, m.k *= m.filter->w);
-}
-
 /// The layout that matches the shapes; between several the config decides, and dense is more likely than padded.
 Result<Fit> infer_fit(const ModuleTensors& tensors, const std::vector<CtGroup>& entries, Module& m) {
   const ConstTensorView& packed = *tensors.find("weight_packed");
@@ -116,7 +91,7 @@ Result<Analysis> analyse(const ModuleTensors& tensors, const QuantConfig& config
   Module& m = a.module;
   m.format = "compressed-tensors";
   NIBBLE_RETURN_IF_ERROR(refuse_online_transforms(tensors, config));
-  NIBBLE_RETURN_IF_ERROR(read_shape(tensors, m));
+  NIBBLE_RETURN_IF_ERROR(read_weight_shape(tensors, m));
   NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight_packed", {DType::s32}, {m.n, -1}));
   const auto entries = ct_groups(config, CtType::integer);
   NIBBLE_ASSIGN_OR_RETURN(a.fit, infer_fit(tensors, entries, m));
@@ -220,13 +195,7 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   return q;
 }
 
-Tensor shape_tensor(std::initializer_list<std::int64_t> dims) {
-  Tensor shape(DType::s64, {static_cast<std::int64_t>(dims.size())});
-  std::ranges::copy(dims, shape.as<std::int64_t>());
-  return shape;
-}
-
-Result<std::vector<EncodedTensor>> encode(const QuantTensor& q, const ActScheme& act, Tensor weight_shape) {
+Result<std::vector<EncodedTensor>> encode(const QuantTensor& q, const ActScheme& act, Tensor shape) {
   NIBBLE_RETURN_IF_ERROR(check_ct_writable("compressed-tensors", q, act));
   const auto refuse = [&](std::string_view why) {
     return error(StatusCode::unsupported, "compressed-tensors cannot hold {} [{},{}]: {}", q.scheme.name(), q.n, q.k, why);
@@ -251,18 +220,18 @@ Result<std::vector<EncodedTensor>> encode(const QuantTensor& q, const ActScheme&
     std::memcpy(g_idx.bytes.data(), q.g_idx.data(), g_idx.bytes.size());
     out.push_back({"weight_g_idx", std::move(g_idx)});
   }
-  out.push_back({"weight_shape", std::move(weight_shape)});
+  out.push_back({"weight_shape", std::move(shape)});
   encode_activations(q, act, out);
   if (!q.bias.empty()) out.push_back({"bias", q.bias});
   return out;
 }
 
 Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& act) {
-  return encode(q, act, shape_tensor({q.n, q.k}));
+  return encode(q, act, weight_shape(q, false));
 }
 
 Result<std::vector<EncodedTensor>> write_conv(const QuantTensor& q, const ActScheme& act) {
-  return encode(q, act, shape_tensor({q.n, q.k / (q.filter.h * q.filter.w), q.filter.h, q.filter.w}));
+  return encode(q, act, weight_shape(q, true));
 }
 
 Result<Json> write_config(const WrittenCheckpoint& written) { return ct_config("pack-quantized", written); }

@@ -142,6 +142,31 @@ Status check_dimensions(const ModuleTensors& tensors, std::int64_t n, std::int64
   return error(StatusCode::corrupt_data, "{}: W[N,K] = [{},{}]; both must be from 1 to {}", tensors.module, n, k, kMax);
 }
 
+Status read_weight_shape(const ModuleTensors& tensors, Module& m) {
+  const ConstTensorView* shape = tensors.find("weight_shape");
+  const bool conv = shape != nullptr && shape->rank == 1 && shape->dim(0) == 4;
+  NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight_shape", {DType::s64, DType::s32}, {conv ? 4 : 2}));
+  const ConstTensorView& view = *shape;
+  const std::size_t count = conv ? 4 : 2;
+  std::int64_t dims[4] = {};
+  if (view.dtype == DType::s64) {
+    std::memcpy(dims, view.data, count * sizeof dims[0]);
+  } else {
+    std::int32_t narrow[4] = {};
+    std::memcpy(narrow, view.data, count * sizeof narrow[0]);
+    std::copy(narrow, narrow + count, dims);
+  }
+  m.n = dims[0];
+  m.k = dims[1];
+  if (!conv) return check_dimensions(tensors, m.n, m.k);
+  m.filter = Extent{dims[2], dims[3]};
+  // One factor at a time: the product of two checked numbers fits.
+  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.filter->h, m.filter->w));
+  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k));
+  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k *= m.filter->h));
+  return check_dimensions(tensors, m.n, m.k *= m.filter->w);
+}
+
 Status check_bias(const ModuleTensors& tensors, std::int64_t n) {
   return tensors.find("bias") == nullptr ? Status{} : expect(tensors, "bias", kFloats, {n});
 }
@@ -311,6 +336,14 @@ Tensor word_tensor(std::vector<std::byte> words, std::int64_t rows, std::int64_t
   t.shape = {rows, cols};
   t.bytes = std::move(words);
   return t;
+}
+
+Tensor weight_shape(const QuantTensor& q, bool conv) {
+  std::vector<std::int64_t> dims{q.n, q.k};
+  if (conv) dims = {q.n, q.k / (q.filter.h * q.filter.w), q.filter.h, q.filter.w};
+  Tensor shape(DType::s64, {static_cast<std::int64_t>(dims.size())});
+  std::ranges::copy(dims, shape.as<std::int64_t>());
+  return shape;
 }
 
 Tensor by_group(const Tensor& t) {

@@ -60,6 +60,8 @@ Status expect_scalar(const ModuleTensors& tensors, std::string_view suffix, std:
 Status check_dimensions(const ModuleTensors& tensors, std::int64_t n, std::int64_t k);
 /// bias, when there is one, is a float [N].
 Status check_bias(const ModuleTensors& tensors, std::int64_t n);
+/// n and k of `m`, and filter of a convolution, from weight_shape: s64 or s32 [N,K], or of a convolution [Co,Ci/groups,Kh,Kw].
+Status read_weight_shape(const ModuleTensors& tensors, Module& m);
 
 /// How K splits into `groups`: as the config says when that gives this many, else evenly, else an error. configured ≤ 0 is one
 /// group.
@@ -117,6 +119,8 @@ Status check_weight_only(std::string_view format, const QuantTensor& q, const Ac
 /// Codes of 8 bits as they are, [N,K].
 Tensor code_tensor(const QuantTensor& q);
 Tensor word_tensor(std::vector<std::byte> words, std::int64_t rows, std::int64_t cols);
+/// The s64 tensor that read_weight_shape reads.
+Tensor weight_shape(const QuantTensor& q, bool conv);
 /// Scales and zeros [N,G] → [G,N].
 Tensor by_group(const Tensor& t);
 /// For formats whose config holds one set of parameters and nothing else: all schemes have the bits and the group of the first, and the

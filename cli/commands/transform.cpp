@@ -164,6 +164,7 @@ std::string_view usual_scheme(std::string_view format) {
   if (format == "awq") return "u4zg128";
   if (format == "int-quantized") return "s8r_s8c";
   if (format == "float-quantized") return "e4m3r_e4m3c";
+  if (format == "nibble-codes") return "u4og32";
   if (format == "fp8") return "e4m3g128_e4m3b128x128";
   return "u4b8g128";
 }

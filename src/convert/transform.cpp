@@ -91,7 +91,7 @@ const codec::Format& format_for(const codec::Format& asked, DType codes) {
 std::uint64_t most_bytes(int width, const GroupShape& group, std::int64_t n, std::int64_t k) {
   const std::int64_t rows = group.rows(n), groups = group.cols(k);
   const std::int64_t codes = 4 * n * ((k * width + 31) / 32), scales = 4 * rows * groups,
-                     zeros = rows * groups + 4 * (n + groups);
+                     zeros = 4 * (rows * groups + n + groups);
   return static_cast<std::uint64_t>(codes + scales + zeros + 4 * (n + k) + 64);
 }
 
@@ -455,8 +455,9 @@ Status nothing_to_do(const fs::path& path, std::string_view what) {
 Result<Rewritten> encode(const codec::Format& asked, const Module& module, const QuantTensor& q, const ActScheme& act) {
   const codec::Format& format = format_for(asked, q.scheme.codes);
   if (module.filter && format.encode_conv == nullptr)
-    return error(StatusCode::unsupported, "{}: a convolution, which {} cannot hold; compressed-tensors and int-quantized can",
-                 module.name, format.name);
+    return error(StatusCode::unsupported,
+                 "{}: a convolution, which {} cannot hold; compressed-tensors, int-quantized and nibble-codes can", module.name,
+                 format.name);
   auto tensors = module.filter ? format.encode_conv(q, act) : format.write(q, act);
   if (!tensors.ok()) return tensors.status().with_context(module.name);
   return Rewritten{std::move(tensors).value(),

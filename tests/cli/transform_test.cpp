@@ -15,6 +15,26 @@ TEST_F(Cli, QuantizeTellsTheErrorOfEachModule) {
   for (const auto& module : json["modules"]) EXPECT_EQ(module["scheme"], "u8b128c");
 }
 
+TEST_F(Cli, FloatOffsetsSurviveAFile) {
+  const Finished run = nibble({"quantize", checkpoint("float"), at("offsets"), "--format", "nibble-codes", "--scheme", "u4og16"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const auto json = nibble_json({"inspect", at("offsets"), "--json", "--reference", checkpoint("float")});
+  for (const auto& module : json["modules"]) {
+    EXPECT_EQ(module["format"], "nibble-codes");
+    EXPECT_EQ(module["scheme"], "u4og16");
+    EXPECT_EQ(module["notes"].size(), 0u) << module;
+    EXPECT_GT(module["error"]["sqnr_db"].get<double>(), 20);
+  }
+  EXPECT_TRUE(nibble_json({"verify", at("offsets"), "--json", "-M", "2"})["passed"]);
+  ASSERT_EQ(nibble({"pack", at("offsets"), at("offsets.nibble")}).exit_code, 0);
+  EXPECT_EQ(nibble({"verify", at("offsets"), "--packed", at("offsets.nibble")}).exit_code, 0);
+  const Finished refused = nibble({"convert", at("offsets"), at("out"), "--format", "gptq"});
+  EXPECT_EQ(refused.exit_code, 3);
+  EXPECT_TRUE(contains(refused.err, "nibble-codes holds floats")) << refused.err;
+  ASSERT_EQ(nibble({"convert", checkpoint("awq"), at("out"), "--format", "nibble-codes"}).exit_code, 0);
+  EXPECT_EQ(nibble_json({"inspect", at("out"), "--json"})["modules"][0]["scheme"], "u4zg16");
+}
+
 TEST_F(Cli, QuantizesBothSides) {
   const struct {
     std::vector<std::string> options;

@@ -249,6 +249,8 @@ constexpr Case kCases[] = {
     {"fp8/tensor_static", "e4m3t", false, "", "e4m3t_e4m3t"},
     {"modelopt-int4/w4a16", "u4b8g32", false},
     {"modelopt-int4/w4a8", "u4b8g32", false, "", "e4m3t_u4b8g32"},
+    {"nibble-codes/4bit_offsets", "u4og32", true},
+    {"nibble-codes/3bit_float_zeros", "u3fg32", true},
     {"mxfp4/gpt_oss", "e2m1g32", false, "", ""},
     {"smoothquant/int8_output", "s8t", false, "", ""},
     {"smoothquant/float_output", "s8t", false, "", ""},

@@ -283,6 +283,19 @@ def modelopt_int4(name, seed, config, n=12, k=64, g=32, dtype="F32", fp8_acts=Fa
               {"model.proj": (tensors, weights(signed_codes, scales, [[0] * (k // g)] * n, natural(k, g)))}, file_name)
 
 
+def nibble_codes(name, seed, scheme, bits, n=10, k=64, g=32, offsets=True):
+    random, codes, scales, _, bias = random_layer(seed, n, k, k // g, bits, "F16")
+    floats = [[(random.below(256) - 128) / 64 for _ in range(k // g)] for _ in range(n)]
+    tensors = [("weight_codes", "I32", [n, (k * bits + 31) // 32], flat([stream(row, bits) for row in codes])),
+               ("weight_scale", "F16", [n, k // g], flat(scales)),
+               ("weight_offset" if offsets else "weight_zero", "F16", [n, k // g], flat(floats)),
+               ("weight_scheme", "U8", [len(scheme)], list(scheme.encode("ascii"))),
+               ("weight_shape", "I64", [2], [n, k]), ("bias", "F16", [n], bias)]
+    w = [[q * scales[row][i // g] + floats[row][i // g] if offsets else (q - floats[row][i // g]) * scales[row][i // g]
+          for i, q in enumerate(codes[row])] for row in range(n)]
+    save_case(f"nibble-codes/{name}", {"quant_method": "nibble-codes", "modules_to_not_convert": []}, {"model.proj": (tensors, w)})
+
+
 def mxfp4(name, seed, n=6, k=64):
     random, values = Random(seed), [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     codes = [[random.below(16) for _ in range(k)] for _ in range(n)]
@@ -358,6 +371,9 @@ def main():
     modelopt_int4("w4a16", 92, modelopt("W4A16_AWQ", group_size=32, has_zero_point=False, pre_quant_scale=True), dtype="BF16",
                   file_name="hf_quant_config.json")
     modelopt_int4("w4a8", 93, {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, fp8_acts=True)
+
+    nibble_codes("4bit_offsets", 94, "u4og32", 4)
+    nibble_codes("3bit_float_zeros", 95, "u3fg32", 3, offsets=False)
 
     mxfp4("gpt_oss", 64)
     smoothquant("int8_output", 90)

@@ -7,7 +7,7 @@ namespace nibble::codec {
 
 std::span<const Format> format_table() {
   static const Format kTable[] = {kAwq,          kGptq,  kCompressedTensors, kIntQuantized, kFloatQuantized, kFp8, kSmoothQuant,
-                                  kModelOptInt4, kMxfp4, kUnsupported,       kDense};
+                                  kModelOptInt4, kMxfp4, kNibbleCodes,       kUnsupported,  kDense};
   return kTable;
 }
 

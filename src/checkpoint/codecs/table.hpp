@@ -6,6 +6,6 @@
 namespace nibble::codec {
 
 extern const Format kAwq, kGptq, kCompressedTensors, kIntQuantized, kFloatQuantized, kFp8, kSmoothQuant, kModelOptInt4, kMxfp4,
-    kUnsupported, kDense;
+    kNibbleCodes, kUnsupported, kDense;
 
 }  // namespace nibble::codec

@@ -296,7 +296,7 @@ GroupIndex inspect_g_idx(const ConstTensorView& view, const GroupShape& group, s
   return index;
 }
 
-Status check_writable(std::string_view format, const QuantTensor& q) {
+Status check_writable(std::string_view format, const QuantTensor& q, FloatZeros float_zeros) {
   NIBBLE_RETURN_IF_ERROR(q.validate());
   const auto refuse = [&](std::string_view why) {
     return error(StatusCode::unsupported, "{} cannot hold {}: {}", format, q.scheme.name(), why);
@@ -305,7 +305,8 @@ Status check_writable(std::string_view format, const QuantTensor& q) {
   if (!q.prescale.empty()) return refuse("it has no activation pre-scale; fold it into the previous layer");
   if (q.act_limit) return refuse(fmt::format("it has no place for the limit {} of the activations", *q.act_limit));
   if (!one_of(q.scales.dtype, kFloats)) return refuse(fmt::format("scales are {}", name(q.scales.dtype)));
-  if (q.scheme.zero == ZeroKind::offset || q.scheme.zero == ZeroKind::real) return refuse("zero points are integers");
+  const bool has_float_zeros = q.scheme.zero == ZeroKind::offset || q.scheme.zero == ZeroKind::real;
+  if (has_float_zeros && float_zeros == FloatZeros::lacking) return refuse("zero points are integers; nibble-codes holds floats");
   if (q.scheme.zero == ZeroKind::integer) {
     const bool is_signed = q.scheme.codes == DType::s8;
     const std::span zeros(q.zeros.as<std::uint8_t>(), q.zeros.bytes.size());
@@ -358,12 +359,17 @@ Status check_uniform(std::string_view format, const WrittenCheckpoint& written) 
     if (bits(module.scheme.codes) != bits(first.scheme.codes) || module.scheme.group != first.scheme.group)
       return error(StatusCode::unsupported, "{} has one set of parameters for all layers, but {} is {} and {} is {}", format,
                    first.name, first.scheme.name(), module.name, module.scheme.name());
+  }
+  return check_weights_alone(format, written);
+}
+
+Status check_weights_alone(std::string_view format, const WrittenCheckpoint& written) {
+  for (const WrittenModule& module : written.modules)
     if (!module.other_acts.empty())
       return error(StatusCode::unsupported,
                    "{} has no place for the quantized activations of {}, of which {} says {}; dequantize the checkpoint to do "
                    "without",
                    format, module.name, config_name(*written.source), module.other_acts);
-  }
   if (written.source != nullptr && !kv_cache_scheme(written.source->json).is_null())
     return error(StatusCode::unsupported,
                  "{} cannot say that the KV cache is quantized, as {} does; compressed-tensors, int-quantized and "

@@ -112,8 +112,10 @@ GroupIndex inspect_g_idx(const ConstTensorView& view, const GroupShape& group, s
 
 // --- encoding -----------------------------------------------------------------------------------------------------------------
 
+/// Whether a format holds float offsets and float zero points.
+enum class FloatZeros : std::uint8_t { lacking, held };
 /// q is valid and has nothing that all written formats lack: second-level scales, activation pre-scales and limits.
-Status check_writable(std::string_view format, const QuantTensor& q);
+Status check_writable(std::string_view format, const QuantTensor& q, FloatZeros float_zeros = FloatZeros::lacking);
 /// For formats that hold weights only: activations are not quantized.
 Status check_weight_only(std::string_view format, const QuantTensor& q, const ActScheme& act);
 /// Codes of 8 bits as they are, [N,K].
@@ -126,6 +128,8 @@ Tensor by_group(const Tensor& t);
 /// For formats whose config holds one set of parameters and nothing else: all schemes have the bits and the group of the first, and the
 /// source's config has no activations or KV cache that would be lost.
 Status check_uniform(std::string_view format, const WrittenCheckpoint& written);
+/// The same for formats whose layers each have parameters of their own: nothing of the source's config would be lost.
+Status check_weights_alone(std::string_view format, const WrittenCheckpoint& written);
 /// The names of all layers that are not quantized.
 std::vector<std::string> not_quantized(const WrittenCheckpoint& written);
 /// −1 for one group per channel.

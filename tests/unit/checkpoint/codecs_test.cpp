@@ -104,6 +104,26 @@ TEST(Codecs, CompressedTensorsRoundTrips) {
                     random_weight(scheme("u4zg16", DType::f32), 9, 64, 6, {.act_order = true, .bias = true}));
 }
 
+TEST(Codecs, NibbleCodesRoundTrip) {
+  for (const char* name : {"u4og32", "u4b8og128", "u4fg64", "u4oc", "u2og16", "u3zg20", "u8oc", "u8fg33", "s8g16", "s8zc", "s8ot",
+                           "u4b8b8x16", "e4m3c", "e2m1g16"})
+    for (const DType scale : {DType::f16, DType::bf16, DType::f32}) {
+      expect_round_trip("nibble-codes", random_weight(scheme(name, scale), 9, 128, 1, {.bias = scale == DType::f16}));
+      expect_round_trip("nibble-codes", random_weight(scheme(name, scale), 1, 33, 2));  // rows that end within a word
+    }
+}
+
+TEST(Codecs, NibbleCodesHoldConvolutions) {
+  QuantTensor q = random_weight(scheme("u4og16"), 8, 9 * 32, 1);
+  q.filter = {3, 3};
+  auto tensors = format("nibble-codes").encode_conv(q, {});
+  ASSERT_TRUE(tensors.ok()) << tensors.status().message();
+  std::vector<Note> notes;
+  const auto back = MemoryModule{*std::move(tensors), {}}.read(notes);
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_TRUE(*back == q);
+}
+
 TEST(Codecs, IntQuantizedRoundTrips) {
   for (const char* name : {"s8c", "s8t", "s8g16", "s8zc", "s8zt", "s8zg16"})
     for (const char* act : {"s8r", "s8zr", "s8g16", "s8t", "s8zt", "e4m3r"}) {
@@ -167,6 +187,36 @@ void expect_refusal(std::string_view format_name, const QuantTensor& q, std::str
   ASSERT_FALSE(result.ok()) << format_name << " wrote " << q.scheme.name();
   EXPECT_EQ(result.status().code(), StatusCode::unsupported);
   EXPECT_THAT(result.status().message(), HasSubstr(std::string(why)));
+}
+
+TEST(Codecs, NibbleCodesRefuse) {
+  const auto refused = [](auto change) {
+    MemoryModule m = written("nibble-codes", random_weight(scheme("u4og32"), 8, 64, 1));
+    change(m);
+    std::vector<Note> notes;
+    const auto q = m.read(notes);
+    EXPECT_EQ(q.status().code(), StatusCode::corrupt_data) << q.status().message();
+    return std::string(q.status().message());
+  };
+  const auto name = [](MemoryModule& m, std::string_view text) {
+    Tensor& t = *m.find("weight_scheme");
+    t = Tensor(DType::u8, {static_cast<std::int64_t>(text.size())});
+    std::memcpy(t.bytes.data(), text.data(), text.size());
+  };
+  EXPECT_THAT(refused([](MemoryModule& m) { m.erase("weight_offset"); }), HasSubstr("weight_offset"));
+  EXPECT_THAT(refused([](MemoryModule& m) { m.erase("weight_shape"); }), HasSubstr("weight_shape"));
+  EXPECT_THAT(refused([](MemoryModule& m) { m.find("weight_scale")->shape = {4, 4}; }), HasSubstr("weight_scale"));
+  EXPECT_THAT(refused([&](MemoryModule& m) { name(m, "u5og32"); }), HasSubstr("weight_codes"));
+  EXPECT_THAT(refused([&](MemoryModule& m) { name(m, "u4g32"); }), HasSubstr("says u4g32, which has none"));
+  for (const std::string& text : {std::string("f16"), std::string("s8r_u4og32"), std::string("u4o\n"), std::string(999, 'u')})
+    EXPECT_THAT(refused([&](MemoryModule& m) { name(m, text); }), HasSubstr("expected the scheme of a quantized weight")) << text;
+  MemoryModule wide = written("nibble-codes", random_weight(scheme("u4zg32"), 8, 64, 1));
+  wide.find("weight_zero")->bytes[3] = std::byte{16};
+  std::vector<Note> notes;
+  EXPECT_THAT(wide.read(notes).status().message(), HasSubstr("element 3 is 16, which does not fit in the 4 bits of u4zg32"));
+  expect_refusal("nibble-codes", random_weight(scheme("u4og32"), 8, 64, 1, {.act_order = true}), "no act-order");
+  expect_refusal("nibble-codes", random_weight(scheme("u4og32"), 8, 64, 1, {.prescale = true}), "pre-scale");
+  expect_refusal("awq", random_weight(scheme("u4og32"), 8, 64, 1), "nibble-codes holds floats");
 }
 
 TEST(Codecs, WriteRefusesWhatItCannotHold) {

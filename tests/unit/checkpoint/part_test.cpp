@@ -90,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"compressed-tensors", "u4zg32", "", ""}, Case{"compressed-tensors", "u8b128c", "", ""},
         Case{"int-quantized", "s8c", "s8r", ""}, Case{"int-quantized", "s8t", "s8r", ""},
         Case{"int-quantized", "s8zg128", "", ""}, Case{"float-quantized", "e4m3c", "e4m3r", ""},
-        Case{"float-quantized", "e4m3g128", "", ""},
+        Case{"float-quantized", "e4m3g128", "", ""}, Case{"nibble-codes", "u4og128", "", ""},
         Case{"fp8", "e4m3b64x128", "e4m3g128", R"({"quantization_config":{"quant_method":"fp8","weight_block_size":[64,128]}})"}),
     [](const auto& test) {
       std::string name = test.param.format + std::string("_") + test.param.scheme;

@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Activation type, schemes.
 MODES = [
     ("f32", ["u4b8g32", "u4b8g128", "u4zg128"]),
-    ("bf16", ["u4b8g128"]),
+    ("bf16", ["u4b8g128", "e4m3c"]),
     ("f32", ["s8g128_u4b8g128", "s8zg128_u4zg128", "s8g32_u4b8g32", "s8zg32_u4zg32", "s8r_s8c"]),
 ]
 

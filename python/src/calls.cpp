@@ -440,16 +440,11 @@ Weight weight_of(PackedWeight packed) {
   return weight;
 }
 
-nb::object linear(Weight& weight, nb::handle x, const Options& options) {
-  const Call call(x, options.stream);
-  call.check_place(weight, "x");
-  Input a = call.in(x, "x", 2);
-  const std::int64_t n = weight.packed.n(), k = weight.packed.k();
-  std::vector<std::int64_t> dims(shape_of(a).begin(), shape_of(a).end());
-  if (dims.empty() || dims.back() != k)
-    throw invalid("x has shape " + text(dims) + ", the weight W[" + text(n) + "," + text(k) + "] takes [..., " + text(k) + "]");
-  Output d = result_of(call.out(options.out, "out"));
-  OperandData operands(call, options, false);
+namespace {
+
+/// What is asked of a product of x with `weight`, less how many rows it has. Codes in x, and operands that are its scales and zero points, take
+/// the form that plans know.
+LinearSpec spec_of(const Weight& weight, Input& a, const Options& options, OperandData& operands, const Output& d) {
   const ActScheme asked = options.act_scheme ? act_from(*options.act_scheme) : weight.spec().act_scheme;
   take_u8(a, asked, operands.a_zero);
   const DType act = a.view.dtype;
@@ -460,6 +455,22 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options) {
                   .norm = operands.norm};
   if (!options.act_scheme && is_code(act)) spec.act_scheme = act_of_codes(weight, a, operands.a_scale, operands.a_zero);
   operands.shape_scales(spec.act_scheme);
+  return spec;
+}
+
+}  // namespace
+
+nb::object linear(Weight& weight, nb::handle x, const Options& options) {
+  const Call call(x, options.stream);
+  call.check_place(weight, "x");
+  Input a = call.in(x, "x", 2);
+  const std::int64_t n = weight.packed.n(), k = weight.packed.k();
+  std::vector<std::int64_t> dims(shape_of(a).begin(), shape_of(a).end());
+  if (dims.empty() || dims.back() != k)
+    throw invalid("x has shape " + text(dims) + ", the weight W[" + text(n) + "," + text(k) + "] takes [..., " + text(k) + "]");
+  Output d = result_of(call.out(options.out, "out"));
+  OperandData operands(call, options, false);
+  LinearSpec spec = spec_of(weight, a, options, operands, d);
   const std::int64_t m = product(std::span(dims).first(dims.size() - 1));
   spec.m_max = bucket(m);
   dims.back() = spec.epilogue.columns(n);
@@ -612,15 +623,7 @@ nb::object grouped(Experts& experts, nb::handle x, nb::handle offsets, nb::handl
                   (padded ? "] with counts" : "] with offsets, [E, R, K] with counts"));
   Output d = result_of(call.out(options.out, "out"));
   OperandData operands(call, options, false);
-  const ActScheme asked = options.act_scheme ? act_from(*options.act_scheme) : first.spec().act_scheme;
-  take_u8(a, asked, operands.a_zero);
-  const DType act = a.view.dtype;
-  LinearSpec spec{.a_dtype = act,
-                  .epilogue = epilogue(first, act, options, d),
-                  .act_scheme = asked,
-                  .accumulation = first.spec().accumulation};
-  if (!options.act_scheme && is_code(act)) spec.act_scheme = act_of_codes(first, a, operands.a_scale, operands.a_zero);
-  operands.shape_scales(spec.act_scheme);
+  LinearSpec spec = spec_of(first, a, options, operands, d);
   const Input begins = call.in(offsets, "offsets"), numbers = call.in(counts, "counts"), places = call.in(rows, "rows");
   if (places.view.rank == 1) dims[0] = places.view.dim(0);
   dims.back() = spec.epilogue.columns(experts.packed.n());

@@ -34,12 +34,14 @@ inline constexpr int kPreciseChannels = 512;
 /// The form in which a kernel reads activations.
 enum class ActForm : std::uint8_t {
   as_given,    // as the caller passes them, without a prepare step
-  f32,         // CPU; cpu/prepare/prepare.hpp draws this form and the next five
+  f32,         // CPU; cpu/prepare/prepare.hpp draws this form and the next seven
   s8x3,        // 24-bit fixed point
   s8,          // int8
   s8k64,       // int8 in rows for AMX
   bf16,        // pairs of channels
   bf16k32,     // pairs of channels in rows for AMX
+  bf16x2k32,   // the same of f16 as the sum of two bf16
+  bf16x3k32,   // of f32 as the sum of three
   s8_rows,     // GPU: int8 codes row by row, followed by their scales (cuda/table/w8a8.cpp)
   e4m3_rows,   // GPU: the same of FP8 codes
   s8i16,       // GPU: int8 codes interleaved by 16 channels (cuda/table/wna8.cpp)
@@ -60,6 +62,8 @@ constexpr std::string_view name(ActForm form) {
     case ActForm::s8k64: return "s8k64";
     case ActForm::bf16: return "bf16";
     case ActForm::bf16k32: return "bf16k32";
+    case ActForm::bf16x2k32: return "bf16x2k32";
+    case ActForm::bf16x3k32: return "bf16x3k32";
     case ActForm::e4m3_rows: return "e4m3";
     case ActForm::s8i16: return "s8i16";
     case ActForm::normalized: return "normalized";

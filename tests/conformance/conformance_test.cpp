@@ -53,7 +53,8 @@ Backend memory_of(const Kernel& kernel) { return kernel.backend == Backend::cuda
 
 /// The type of A, varied by the seed; kernels of 16-bit floats take only their type, those of fixed point on the GPU only f32.
 DType act_for(const Kernel& kernel, std::uint64_t turn) {
-  if (kernel.form == ActForm::s8x3_rows) return DType::f32;
+  if (kernel.form == ActForm::s8x3_rows || kernel.form == ActForm::bf16x3k32) return DType::f32;
+  if (kernel.form == ActForm::bf16x2k32) return DType::f16;
   if (kernel.act.starts_with("bf16")) return DType::bf16;
   if (kernel.act == "f16") return DType::f16;
   if (kernel.act == "f32" && kernel.backend == Backend::cuda) return DType::f32;

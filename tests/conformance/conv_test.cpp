@@ -286,9 +286,10 @@ std::vector<ConvSpec> ways(const Kernel& kernel, const ConvGeometry& g, std::uin
   std::vector<ConvSpec> list;
   for (const ActScheme& act : acts) {
     ConvSpec spec{.geometry = g, .act_scheme = act};
-    spec.a_dtype = kernel.act.starts_with("bf16") ? DType::bf16
-                   : kernel.act == "f16"          ? DType::f16
-                                                  : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
+    spec.a_dtype = kernel.form == ActForm::bf16x3k32                          ? DType::f32
+                   : kernel.form == ActForm::bf16x2k32 || kernel.act == "f16" ? DType::f16
+                   : kernel.act.starts_with("bf16")                           ? DType::bf16
+                                                    : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
     list.push_back(spec);
     if (act.codes == DType::s8 && act.group == GroupShape::tensor()) {
       spec.a_dtype = DType::s8;

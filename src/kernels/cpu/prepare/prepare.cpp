@@ -109,6 +109,7 @@ PrepareTask prepare_task(ActForm form, const StepArgs& args, int tile) {
           .token_bytes = prepared_token_bytes(form, args.act_scheme, weight.scheme, weight.k),
           .tile = prepared_tile(form, args.a.dim(0), tile),
           .rows = in_rows(form),
+          .terms = bf16_terms(form),
           .out = args.prepared};
 }
 
@@ -222,6 +223,8 @@ constexpr std::string_view kHalves =
 constexpr std::string_view kHalfRows =
     "bf16 activations in rows of 32 channels for AMX tiles, permuted for the weight; or FP8 codes as bf16, with a scale per "
     "segment of K";
+constexpr std::string_view kTwoHalfRows = "f16 activations as sums of two bf16, exactly, in rows of 32 channels for AMX tiles";
+constexpr std::string_view kThreeHalfRows = "activations as sums of three bf16, exactly, in rows of 32 channels for AMX tiles";
 
 constexpr std::string_view kNormFloats = "RMSNorm or LayerNorm of the activations, as f32 in token tiles";
 constexpr std::string_view kNormFixed = "RMSNorm or LayerNorm of the activations, as 24-bit fixed point";
@@ -230,11 +233,13 @@ constexpr std::string_view kNormInt8Rows =
     "RMSNorm or LayerNorm of the activations, which are quantized to int8, in rows for AMX tiles";
 constexpr std::string_view kNormHalves = "RMSNorm or LayerNorm of the activations, in pairs of bf16 channels";
 constexpr std::string_view kNormHalfRows = "RMSNorm or LayerNorm of the activations, in rows of bf16 for AMX tiles";
+constexpr std::string_view kNormSumRows = "RMSNorm or LayerNorm of the activations, in rows of sums of bf16 for AMX tiles";
 
 constexpr double kBaselineFloats = 0.8, kBaselineFixed = 4.0, kBaselineInt8 = 2.0, kBaselineHalves = 1.0;
 #if defined(__x86_64__)
 constexpr double kAvx2Floats = 0.6, kAvx2Fixed = 1.0, kAvx2Int8 = 0.6, kAvx2Halves = 0.8;
-constexpr double kAvx512Floats = 0.6, kAvx512Fixed = 0.8, kAvx512Int8 = 0.5, kAvx512Rows = 0.35, kAvx512Halves = 0.8;
+constexpr double kAvx512Floats = 0.6, kAvx512Fixed = 0.8, kAvx512Int8 = 0.5, kAvx512Rows = 0.35, kAvx512Halves = 0.8,
+                 kAvx512Two = 0.6, kAvx512Three = 0.8;
 #endif
 
 constexpr std::array kKernels {
@@ -244,6 +249,8 @@ constexpr std::array kKernels {
       row<kAvx512, kAvx512Rows>(Isa::avx512, ActForm::s8k64, kInt8Rows),
       row<kAvx512, kAvx512Halves>(Isa::avx512, ActForm::bf16, kHalves),
       row<kAvx512, kAvx512Halves>(Isa::avx512, ActForm::bf16k32, kHalfRows),
+      row<kAvx512, kAvx512Two>(Isa::avx512, ActForm::bf16x2k32, kTwoHalfRows),
+      row<kAvx512, kAvx512Three>(Isa::avx512, ActForm::bf16x3k32, kThreeHalfRows),
       row<kAvx2, kAvx2Floats>(Isa::avx2, ActForm::f32, kFloats), row<kAvx2, kAvx2Fixed>(Isa::avx2, ActForm::s8x3, kFixed),
       row<kAvx2, kAvx2Int8>(Isa::avx2, ActForm::s8, kInt8), row<kAvx2, kAvx2Halves>(Isa::avx2, ActForm::bf16, kHalves),
       norm_row<kAvx512, kAvx512Floats>(Isa::avx512, ActForm::f32, kNormFloats),
@@ -252,6 +259,8 @@ constexpr std::array kKernels {
       norm_row<kAvx512, kAvx512Rows>(Isa::avx512, ActForm::s8k64, kNormInt8Rows),
       norm_row<kAvx512, kAvx512Halves>(Isa::avx512, ActForm::bf16, kNormHalves),
       norm_row<kAvx512, kAvx512Halves>(Isa::avx512, ActForm::bf16k32, kNormHalfRows),
+      norm_row<kAvx512, kAvx512Two>(Isa::avx512, ActForm::bf16x2k32, kNormSumRows),
+      norm_row<kAvx512, kAvx512Three>(Isa::avx512, ActForm::bf16x3k32, kNormSumRows),
       norm_row<kAvx2, kAvx2Floats>(Isa::avx2, ActForm::f32, kNormFloats),
       norm_row<kAvx2, kAvx2Fixed>(Isa::avx2, ActForm::s8x3, kNormFixed),
       norm_row<kAvx2, kAvx2Int8>(Isa::avx2, ActForm::s8, kNormInt8),
@@ -273,8 +282,8 @@ std::int64_t prepared_token_bytes(ActForm form, const ActScheme& quantize, const
   if (form == ActForm::f32) return 4 * k;
   const ActDigits act = ActDigits::make(quantize, weight, k);
   const Segments segments{k, weight.group.k == 0 ? k : weight.group.k, act.piece, act.unit};
-  if (form == ActForm::bf16) return token_bytes(segments, act.halves_header(), 2);
-  if (form == ActForm::bf16k32) return token_bytes(segments, act.halves_header(), 2, kRowBytes / 2);
+  if (const int terms = bf16_terms(form); terms != 0)
+    return token_bytes(segments, act.halves_header(), 2 * terms, in_rows(form) ? kRowBytes / 2 : tile::kOctet);
   return act.token_header() + token_bytes(segments, act.segment_header(), act.digits, in_rows(form) ? kRowBytes : tile::kOctet);
 }
 

@@ -17,6 +17,8 @@
 //          octet = 4 pairs of channels (0,2) (4,6) (1,3) (5,7), each: for each token, 2 bf16
 //   bf16k32  the same for tiles of AMX: for each segment, for each 16 tokens, for each 32 channels, zeros after the last: for each token,
 //          64 bytes, 4 octets in that order; scales with room for a multiple of 16 tokens
+//   bf16x2k32, bf16x3k32  floats as sums of two or three bf16, exactly: the upper half of the float, then that of what is left, and the rest.
+//          An f16 takes two, an f32, or what a prescale makes of any type, three. For each 32 channels, for each term, rows as above
 //
 // The last octet of a group is padded with zeros, beside pairs with the zero point; so are places of channels of another segment. Tiles of
 // int8 are as even as possible: with T = 12, 13 tokens are tiles of 7 and 6; with T = 32, in steps of 16, 72 are 32, 32 and 8.
@@ -34,7 +36,19 @@ namespace nibble::cpu {
 /// The forms that hold int8.
 constexpr bool is_int8(ActForm form) { return form == ActForm::s8 || form == ActForm::s8k64; }
 /// The forms that hold rows for AMX.
-constexpr bool in_rows(ActForm form) { return form == ActForm::s8k64 || form == ActForm::bf16k32; }
+constexpr bool in_rows(ActForm form) {
+  return form == ActForm::s8k64 || form == ActForm::bf16k32 || form == ActForm::bf16x2k32 || form == ActForm::bf16x3k32;
+}
+/// Of a form of bf16: how many terms an activation is the sum of; else 0.
+constexpr int bf16_terms(ActForm form) {
+  switch (form) {
+    case ActForm::bf16:
+    case ActForm::bf16k32: return 1;
+    case ActForm::bf16x2k32: return 2;
+    case ActForm::bf16x3k32: return 3;
+    default: return 0;
+  }
+}
 
 /// The height of int8 tiles: the fewest tiles of at most `tile` tokens, as even as possible.
 inline std::int64_t even_tile(std::int64_t m, std::int64_t tile) {
@@ -114,6 +128,7 @@ struct PrepareTask {
   std::int64_t token_bytes;
   std::int64_t tile;  // T
   bool rows;          // for AMX
+  int terms;          // of a form of bf16
   std::byte* out;
   const Patches* patches = nullptr;                                          // null: tokens are the rows of A
   std::int64_t begin = 0, count = std::numeric_limits<std::int64_t>::max();  // of each tile these tokens, as far as it has them
@@ -140,10 +155,7 @@ struct PrepareIsa {
   float (*quantize_block)(const std::byte* x, DType type, std::int64_t count, float limit, std::int8_t* codes);
 
   auto of(ActForm form) const {
-    return form == ActForm::f32                                ? floats
-           : form == ActForm::bf16 || form == ActForm::bf16k32 ? halves
-           : is_int8(form)                                     ? codes
-                                                               : fixed;
+    return form == ActForm::f32 ? floats : bf16_terms(form) != 0 ? halves : is_int8(form) ? codes : fixed;
   }
 };
 

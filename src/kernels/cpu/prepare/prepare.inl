@@ -505,20 +505,43 @@ inline HalfOctet halves_of_floats(const float* x) {
   return __builtin_convertvector(bits >> 16, HalfOctet);
 }
 
-/// bf16 as it is: no arithmetic, only order; or FP8 codes as bf16 behind their scale. Of tokens [first, first + tokens) of the tile of
-/// `height` at m.
+/// `count` floats, a multiple of 16, as sums of `terms` bf16: the upper half of a float, then that of what is left. Octets of each term in the
+/// order of pairs, in `out`. An infinity leaves nothing; NaN leaves NaN, whatever its upper half is.
+inline void split(const float* x, std::int64_t count, int terms, std::byte (*out)[2 * kMaxFixedSegment]) {
+  constexpr int kFloats = 16;
+  typedef float Floats __attribute__((vector_size(4 * kFloats)));
+  typedef std::uint32_t Bits __attribute__((vector_size(4 * kFloats)));
+  typedef std::uint16_t Halves __attribute__((vector_size(2 * kFloats)));
+  for (std::int64_t i = 0; i < count; i += kFloats) {
+    Floats rest;
+    std::memcpy(&rest, x + i, sizeof rest);
+    for (int term = 0; term < terms; ++term) {
+      const Bits top = reinterpret_cast<Bits>(rest) & 0xffff0000u;
+      const Halves halves = __builtin_convertvector(top >> 16, Halves);
+      const Halves pairs = __builtin_shufflevector(halves, halves, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+      std::memcpy(out[term] + 2 * i, &pairs, sizeof pairs);
+      const auto same = rest == reinterpret_cast<Floats>(top);
+      rest -= reinterpret_cast<Floats>(top);
+      rest = reinterpret_cast<Floats>(reinterpret_cast<Bits>(rest) & ~reinterpret_cast<Bits>(same));
+    }
+  }
+}
+
+/// bf16 as it is: no arithmetic, only order; or sums of bf16; or FP8 codes as bf16 behind their scale. Of tokens [first, first + tokens) of the
+/// tile of `height` at m.
 inline void halves_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
   constexpr std::int64_t kOctetBytes = sizeof(HalfOctet), kRowOctets = kRowBytes / kOctetBytes;
+  constexpr int kTerms = 3;
   const std::int64_t room = t.rows ? (height + kRowTokens - 1) / kRowTokens * kRowTokens : height;
   const std::int64_t header = t.digits.halves_header();
   alignas(64) float x[kMaxFixedSegment + 16];
-  alignas(64) std::byte octets_of[kTogether][2 * kMaxFixedSegment];
+  alignas(64) std::byte octets_of[kTogether][kTerms][2 * kMaxFixedSegment];
   const std::byte* rows[kTogether];
   const std::byte* pieces[kTogether];
   act_rule::Rule rules[kTogether];
   for (std::int64_t i = 0; i < tokens; ++i) {
     rows[i] = t.row(m + first + i, i);
-    pieces[i] = octets_of[i];
+    pieces[i] = octets_of[i][0];
   }
   std::byte* out = t.out + m * t.token_bytes;
   std::int64_t block_end = 0;
@@ -530,30 +553,35 @@ inline void halves_of(const PrepareTask& t, std::int64_t m, std::int64_t height,
     if (begins_block) block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
     for (std::int64_t i = 0; i < tokens; ++i) {
       if (begins_block) rules[i] = rule_of(t, rows[i], m + first + i, k, block_end);
-      if (t.digits.fp8) {
-        std::memcpy(out + 4 * (first + i), &rules[i].scale, 4);
+      if (t.digits.fp8 || t.terms > 1) {
         gather(t, rows[i], k, end - k, x);
-        if (t.given.scale == nullptr) round_to_e4m3(x, end - k, rules[i], 1.0f);
+        if (t.digits.fp8) std::memcpy(out + 4 * (first + i), &rules[i].scale, 4);
+        if (t.digits.fp8 && t.given.scale == nullptr) round_to_e4m3(x, end - k, rules[i], 1.0f);
         for (std::int64_t j = end - k; j < octets * tile::kOctet; ++j) x[j] = 0;
+      }
+      if (t.terms > 1) {
+        split(x, octets * tile::kOctet, t.terms, octets_of[i]);
+        continue;
       }
       for (std::int64_t o = 0; o < octets; ++o) {
         const HalfOctet octet =
             t.digits.fp8 ? halves_of_floats(x + o * tile::kOctet) : halves_at(t, rows[i], k + o * tile::kOctet, end);
         const HalfOctet pairs = __builtin_shufflevector(octet, octet, 0, 2, 4, 6, 1, 3, 5, 7);
-        std::memcpy(octets_of[i] + o * kOctetBytes, &pairs, sizeof pairs);
+        std::memcpy(octets_of[i][0] + o * kOctetBytes, &pairs, sizeof pairs);
       }
     }
     out += header * room;
     if (t.rows) {
       for (std::int64_t i = 0; i < tokens; ++i)
-        for (std::int64_t o = 0; o < octets; o += kRowOctets) {
-          const std::int64_t r = first + i, at = (r / kRowTokens * octets + o) / kRowOctets * kRowTokens + r % kRowTokens;
-          std::memcpy(out + at * kRowBytes, octets_of[i] + o * kOctetBytes, kRowBytes);
-        }
+        for (std::int64_t o = 0; o < octets; o += kRowOctets)
+          for (int term = 0; term < t.terms; ++term) {
+            const std::int64_t r = first + i, step = (r / kRowTokens * octets + o) / kRowOctets * t.terms + term;
+            std::memcpy(out + (step * kRowTokens + r % kRowTokens) * kRowBytes, octets_of[i][term] + o * kOctetBytes, kRowBytes);
+          }
     } else {
       lay_words(pieces, tokens, octets * kOctetBytes / 4, room, out + 4 * first);
     }
-    out += kOctetBytes * octets * room;
+    out += kOctetBytes * octets * t.terms * room;
   }
 }
 void halves(const PrepareTask& t, std::int64_t m) {

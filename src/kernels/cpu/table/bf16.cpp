@@ -16,10 +16,14 @@ Status run(const Kernel& self, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
   const tile::Geometry& geo = decoder.geometry;
   const DotTask task(self, args, decoder);
-  const std::int64_t blocks = geo.row_blocks();
-  const std::int64_t token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
-  args.executor->parallel_for(blocks * token_blocks,
-                              [&](std::int64_t i) { kIsa.linear(task, i % blocks, i / blocks * kIsa.tokens); });
+  // At least four tasks a thread, so that an interrupted thread does not delay the others; an even number of row blocks where they are pairs.
+  const std::int64_t blocks = geo.row_blocks(), tasks = 4 * args.executor->threads();
+  const std::int64_t fair = (blocks + tasks - 1) / tasks, step = std::min<std::int64_t>(fair + fair % 2, kIsa.blocks);
+  const std::int64_t ranges = (blocks + step - 1) / step, token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
+  args.executor->parallel_for(ranges * token_blocks, [&](std::int64_t i) {
+    const std::int64_t begin = i % ranges * step;
+    kIsa.linear(task, begin, std::min(begin + step, blocks), i / ranges * kIsa.tokens);
+  });
   return {};
 }
 
@@ -37,9 +41,13 @@ Status accepts(const Kernel& self, const Problem& p) {
   const std::int64_t group = p.scheme.group.k == 0 ? p.k : p.scheme.group.k;
   if (fp8 && p.act_scheme.group.k != 0 && p.act_scheme.group.k < group && p.act_scheme.group.k % tile::kOctet != 0)
     return error(StatusCode::unsupported, "reads octets of channels, the activations have scales per {}", p.act_scheme.group.k);
-  if (!fp8 && p.a_dtype != DType::bf16)
-    return error(StatusCode::unsupported, "multiplies bf16 activations, they are {}", name(p.a_dtype));
-  if (!fp8 && p.prescales_k) return error(StatusCode::unsupported, "activations times a prescale are not bf16");
+  const int terms = fp8 || (p.a_dtype == DType::bf16 && !p.prescales_k) ? 1 : p.a_dtype == DType::f16 && !p.prescales_k ? 2 : 3;
+  if (terms != bf16_terms(self.form))
+    return error(StatusCode::unsupported, "multiplies activations that are sums of {} bf16; {} are {}", bf16_terms(self.form),
+                 fp8             ? "e4m3"
+                 : p.prescales_k ? "those times a prescale"
+                                 : name(p.a_dtype),
+                 terms);
   if (codes == DType::bf16) return {};
   if ((codes == DType::e4m3 || codes == DType::e2m1) && p.scheme.zero == ZeroKind::none) return {};
   if (info(codes).kind == DTypeKind::floating || (bits(codes) != 4 && bits(codes) != 8))
@@ -60,7 +68,7 @@ struct Bf16Rates {
 };
 
 template <const Bf16Isa& kIsa, const Bf16Rates& kRates>
-double cost_us(const Kernel&, const Problem& p) {
+double cost_us(const Kernel& self, const Problem& p) {
   const std::int64_t blocks = (p.n + kIsa.rows - 1) / kIsa.rows, vectors_per_block = kIsa.rows / kIsa.lanes;
   const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double pairs = 4.0 * static_cast<double>(tile::Geometry::octets(p.k));
@@ -71,7 +79,8 @@ double cost_us(const Kernel&, const Problem& p) {
   const auto tokens = static_cast<double>(tokens_of_tiles);
   const int decodes = p.scheme.is_dense() ? 0 : bits(p.scheme.codes) == 4 ? 1 : 2;
   const double decode = decodes * kRates.decode * static_cast<double>(token_blocks);
-  const double slots = vectors * (pairs * (kRates.dot * tokens + decode) + segments * tokens * kRates.flush);
+  const double slots =
+      vectors * (pairs * (bf16_terms(self.form) * kRates.dot * tokens + decode) + segments * tokens * kRates.flush);
   const std::int64_t tasks = blocks * token_blocks;
   const double compute = 1e-3 * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
   return kLoopUs + overlapped(compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
@@ -101,6 +110,8 @@ constexpr Bf16Rates kAvx512Rates{.dot = 1.09, .decode = 5.4, .flush = 7.7, .toke
 
 constexpr std::array kKernels{
     row<kAmxBf16, kAmxRates>(Isa::amx, ActForm::bf16k32, {32, 32, 0}),
+    row<kAmxBf16, kAmxRates>(Isa::amx, ActForm::bf16x2k32, {32, 32, 0}),
+    row<kAmxBf16, kAmxRates>(Isa::amx, ActForm::bf16x3k32, {32, 32, 0}),
     row<kAvx512Bf16, kAvx512Rates>(Isa::avx512bf16, ActForm::bf16, {8, 32, 0}),
 };
 

@@ -42,8 +42,7 @@ void multiply_dots(const Kernel& self, const StepArgs& chunk, const Decoder& dec
 template <const Bf16Isa& kIsa>
 void multiply_bf16(const Kernel& self, const StepArgs& chunk, const Decoder& decoder, std::int64_t begin, std::int64_t end) {
   const DotTask task(self, chunk, decoder);
-  for (std::int64_t m = 0; m < task.m; m += kIsa.tokens)
-    for (std::int64_t block = begin; block < end; ++block) kIsa.linear(task, block, m);
+  for (std::int64_t m = 0; m < task.m; m += kIsa.tokens) kIsa.linear(task, begin, end, m);
 }
 #endif
 
@@ -325,8 +324,8 @@ constexpr Kernel row(Isa isa, ActForm form, std::string_view layout, Tile tile, 
           .layout = layout,
           .variant = variant,
           .tile = tile,
-          .summary = form == ActForm::s8x3 ? "exact: integer dot products, patches as 24-bit fixed point"
-                     : form == ActForm::bf16 || form == ActForm::bf16k32 ? "exact: bf16 dot products with patches of bf16"
+          .summary = form == ActForm::s8x3   ? "exact: integer dot products, patches as 24-bit fixed point"
+                     : bf16_terms(form) != 0 ? "exact: bf16 dot products with patches of bf16, or of floats as sums of bf16"
                      : form == ActForm::f32
                          ? "f32 multiply-adds with patches, weights decoded to an f32 panel; FP8 activations as floats"
                      : variant == "whole" ? "W8A8: integer dot products over whole patches, exact up to the scales"
@@ -388,6 +387,8 @@ constexpr std::array kKernels {
   depthwise_row<&kAvx512Depthwise>(Isa::avx512, "cpu_n32", {0, 32, 0}),
       depthwise_row<&kAvx2Depthwise>(Isa::avx2, "cpu_n16", {0, 16, 0}),
       row<multiply_bf16<kAmxBf16>>(Isa::amx, ActForm::bf16k32, "cpu_n32", {32, 32, 0}),
+      row<multiply_bf16<kAmxBf16>>(Isa::amx, ActForm::bf16x2k32, "cpu_n32", {32, 32, 0}),
+      row<multiply_bf16<kAmxBf16>>(Isa::amx, ActForm::bf16x3k32, "cpu_n32", {32, 32, 0}),
       row<multiply_bf16<kAvx512Bf16>>(Isa::avx512bf16, ActForm::bf16, "cpu_n32", {8, 32, 0}),
       row<multiply_dots<kAvx512VnniFixed>>(Isa::avx512vnni, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
       row<multiply_dots<kAvx512Fixed>>(Isa::avx512, ActForm::s8x3, "cpu_n32", {3, 32, 0}),

@@ -15,7 +15,7 @@ namespace {
 
 }  // namespace
 
-const Bf16Isa kAmxBf16{amx::kRows, amx::kLanes, amx::kTile, amx::kTokens, amx::linear};
-const Bf16Isa kAvx512Bf16{avx512bf16::kRows, avx512bf16::kLanes, avx512bf16::kTile, avx512bf16::kTokens, avx512bf16::linear};
+const Bf16Isa kAmxBf16{amx::kRows, amx::kLanes, amx::kTile, amx::kTokens, amx::kGroupBlocks, amx::linear};
+const Bf16Isa kAvx512Bf16{avx512bf16::kRows, avx512bf16::kLanes, avx512bf16::kTile, avx512bf16::kTokens, 1, avx512bf16::linear};
 #endif
 }  // namespace nibble::cpu

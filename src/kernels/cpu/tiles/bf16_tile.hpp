@@ -27,8 +27,9 @@ struct Bf16Isa {
   int lanes;   // of a vector register
   int tile;    // tokens per register tile
   int tokens;  // tokens per task
-  /// D[m … m+tokens) of row block `block`.
-  void (*linear)(const DotTask& task, std::int64_t block, std::int64_t m);
+  int blocks;  // row blocks that go together
+  /// D[m … m+tokens) of row blocks [begin, end).
+  void (*linear)(const DotTask& task, std::int64_t begin, std::int64_t end, std::int64_t m);
 };
 
 #if defined(__x86_64__)

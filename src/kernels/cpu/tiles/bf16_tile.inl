@@ -67,6 +67,63 @@ inline void decode_e4m3(const std::byte* octet, Ints* panel) {
   }
 }
 
+/// What 4-bit codes are looked up in: the integers code − zero, or the values of e2m1.
+struct Lookup {
+  alignas(64) std::uint16_t values[32];
+  bool e2m1;
+
+  explicit Lookup(const Decoder& d) : e2m1(!d.integer_codes && d.floats == DType::none && d.geometry.bits == 4) {
+    std::memcpy(values, kSmallIntegers, sizeof values);
+    for (std::size_t code = 0; e2m1 && code < 16; ++code)
+      std::memcpy(&values[code], reinterpret_cast<const char*>(&d.table[code]) + 2, 2);
+  }
+};
+
+/// The scales of a segment's group.
+struct Header {
+  Vec scale[kVecs];
+};
+
+/// Channels [k, k + 8·octets) of a row block as pairs [R], zeros behind them up to `pairs`: in `panel`, or where the octets of a dense weight
+/// lie. And the header of their group.
+__attribute__((noinline)) const std::byte* fill(const Decoder& d, const Lookup& lookup, const std::byte* weight,
+                                                std::int64_t block, std::int64_t k, std::int64_t octets, std::int64_t pairs,
+                                                Header& header, Ints* panel) {
+  const tile::Geometry& geo = d.geometry;
+  const std::byte* const record = weight + geo.record(block, k / geo.group);
+  const std::byte* codes = record + geo.header_bytes + k % geo.group / tile::kOctet * geo.octet_bytes;
+  const std::int64_t padding = pairs - 4 * octets;
+  if (d.floats != DType::none) {
+    for (int v = 0; v < kVecs; ++v) header.scale[v] = Vec{} + 1.0f;
+    if (padding == 0) return codes;
+    std::memcpy(panel, codes, static_cast<std::size_t>(octets * geo.octet_bytes));
+  } else {
+    Vec zero[kVecs];
+    Ints zeros[kVecs] = {};
+    for (int v = 0; v < kVecs; ++v) {
+      header.scale[v] = load_as_floats(record + v * geo.scale_bytes / kVecs, d.scale_type) * d.scale2;
+      zero[v] = Vec{} + d.bias;
+      if (d.zero != ZeroKind::none)
+        zero[v] += load_as_floats(record + geo.scale_bytes + v * (geo.header_bytes - geo.scale_bytes) / kVecs, d.zero_type);
+    }
+    const bool looks_up = lookup.e2m1 || (d.integer_codes && geo.bits == 4 && small_zeros(zero, zeros));
+    for (std::int64_t o = 0; o < octets; ++o, codes += geo.octet_bytes) {
+      prefetch_after(codes, geo.octet_bytes);
+      if (looks_up) {
+        decode_nibbles(lookup.values, zeros, codes, panel + o * 4 * kVecs);
+      } else if (d.e4m3_codes) {
+        decode_e4m3(codes, panel + o * 4 * kVecs);
+      } else if (geo.bits == 4) {
+        decode_octet(4, zero, codes, panel + o * 4 * kVecs);
+      } else {
+        decode_octet(8, zero, codes, panel + o * 4 * kVecs);
+      }
+    }
+  }
+  for (std::int64_t i = 0; i < padding * kVecs; ++i) panel[4 * octets * kVecs + i] = Ints{};
+  return reinterpret_cast<const std::byte*>(panel);
+}
+
 /// The scales of tokens, with which a segment of a tile of FP8 activations begins.
 inline const float* token_scales(const DotTask& t, const std::byte* segment) {
   return t.segment_header == 0 ? nullptr : reinterpret_cast<const float*>(segment);
@@ -119,10 +176,6 @@ __attribute__((noinline)) void multiply_tile(std::int64_t height, const std::byt
   }
 }
 
-/// Bytes of a token in a segment, and vectors of zeros behind its panel.
-inline std::int64_t segment_bytes(std::int64_t octets) { return 16 * octets; }
-inline std::int64_t padding(std::int64_t) { return 0; }
-
 /// sum[tokens m_begin … m_end][R] += scale ∘ (A' · panel), a segment whose activations begin `offset` bytes per token into the tiles.
 inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_t m_end, std::int64_t offset, const Ints* panel,
                              std::int64_t octets, const Vec* scale, float* sum) {
@@ -133,132 +186,30 @@ inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_
                   sum + (m - m_begin) * kRows);
   }
 }
-inline void begin_tiles() {}
-inline void end_tiles() {}
-#else
-#include "kernels/cpu/tiles/amx_tile.inl"
-
-constexpr int kTile = 2 * kTileRows;
-constexpr int kStepPairs = kTileBytes / 4;  // of one product; a row of the panel is one of both tiles of channels
-
-/// sum[height][R] += scale ∘ acc, also times the scales of tokens unless that is null.
-inline void add_scaled(const float* acc, std::int64_t height, const Vec* scale, const float* tokens, float* sum) {
-  for (std::int64_t m = 0; m < height; ++m)
-    for (int v = 0; v < kVecs; ++v) {
-      const std::int64_t at = m * kRows + v * kLanes;
-      const Vec x = tokens == nullptr ? load(acc + at) : load(acc + at) * tokens[m];
-      store(sum + at, load(sum + at) + x * scale[v]);
-    }
-}
-
-/// Adds bf16 × bf16 of 32 channels; as multiply_bytes does.
-NIBBLE_VARIANT void multiply_halves(bool both, const std::byte* a, std::int64_t next, const std::byte* panel) {
-  keep_order();
-  _tile_loadd(6, panel, kQuadBytes);
-  _tile_loadd(4, a, kTileBytes);
-  if (both) _tile_loadd(5, a + next, kTileBytes);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(7, panel + kTileBytes, kQuadBytes);
-  if (both) _tile_dpbf16ps(2, 5, 6);
-  _tile_dpbf16ps(1, 4, 7);
-  if (both) _tile_dpbf16ps(3, 5, 7);
-  keep_order();
-}
-
-/// acc[height][R] = A'[height] · panel. `both` is a constant at every call.
-NIBBLE_VARIANT void multiply_tile(bool both, const std::byte* a, const std::byte* panel, std::int64_t steps, float* acc) {
-  clear_sums();
-  for (std::int64_t s = 0; s < steps; ++s)
-    multiply_halves(both, a + s * kTileRows * kTileBytes, steps * kTileRows * kTileBytes, panel + s * kStepPairs * kQuadBytes);
-  store_sums(both, acc);
-}
-
-inline std::int64_t segment_bytes(std::int64_t octets) { return (4 * octets + kStepPairs - 1) / kStepPairs * kTileBytes; }
-inline std::int64_t padding(std::int64_t octets) { return (segment_bytes(octets) / 4 - 4 * octets) * kVecs; }
-
-/// sum[tokens m_begin … m_end][R] += scale ∘ (A' · panel), a segment whose activations begin `offset` bytes per token into the tiles. The
-/// panel is padded with zeros. A tile of tokens is scaled while the next one is multiplied.
-inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_t m_end, std::int64_t offset, const Ints* panel,
-                             std::int64_t octets, const Vec* scale, float* sum) {
-  alignas(64) float acc[2][kTile * kRows];
-  const std::int64_t steps = segment_bytes(octets) / kTileBytes;
-  const auto* rows = reinterpret_cast<const std::byte*>(panel);
-  const float* tokens = nullptr;  // of the tile before
-  for (std::int64_t m = m_begin, tile = 0; m < m_end; m += kTile, ++tile) {
-    const std::int64_t height = least(t.m - m, kTile);
-    const std::byte* segment = t.activations + m * t.token_bytes + offset * room(height);
-    const std::byte* a = segment + t.segment_header * room(height);
-    height > kTileRows ? multiply_tile(true, a, rows, steps, acc[tile % 2]) : multiply_tile(false, a, rows, steps, acc[tile % 2]);
-    if (tile > 0) add_scaled(acc[(tile - 1) % 2], kTile, scale, tokens, sum + (m - kTile - m_begin) * kRows);
-    tokens = token_scales(t, segment);
-  }
-  const std::int64_t last = (m_end - m_begin - 1) / kTile;
-  add_scaled(acc[last % 2], m_end - m_begin - last * kTile, scale, tokens, sum + last * kTile * kRows);
-}
-#endif
-
-void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
-  const Decoder& d = *t.decoder;
-  const tile::Geometry& geo = d.geometry;
-  const std::int64_t m_end = m_begin + kTokens < t.m ? m_begin + kTokens : t.m;
+void linear_block(const DotTask& t, const Lookup& lookup, std::int64_t block, std::int64_t m_begin, std::int64_t m_end) {
   alignas(64) float sum[kTokens * kRows];
   alignas(64) Ints panel[kSegment / 2 * kVecs];
   std::memset(sum, 0, static_cast<std::size_t>(m_end - m_begin) * kRows * sizeof(float));
-
-  Vec scale[kVecs], zero[kVecs];
-  Ints zeros[kVecs] = {};
-  const bool dense = d.floats != DType::none, e2m1 = !d.integer_codes && geo.bits == 4;
-  alignas(64) std::uint16_t values[32] = {};  // of e2m1 codes; those of integers are known
-  for (std::size_t code = 0; e2m1 && code < 16; ++code)
-    std::memcpy(&values[code], reinterpret_cast<const char*>(&d.table[code]) + 2, 2);
-  const std::uint16_t* const nibbles = e2m1 ? values : kSmallIntegers;
-  bool looks_up = e2m1;
-  begin_tiles();
-  const std::byte* codes = nullptr;
   std::int64_t offset = 0;  // bytes of a token's prepared activations before this segment
-  for (std::int64_t k = 0; k < t.segments.k;) {
-    const std::int64_t end = t.segments.end(k);
-    if (k % geo.group == 0) {
-      codes = t.weight + geo.record(block, k / geo.group);
-      for (int v = 0; v < kVecs; ++v) {
-        scale[v] = dense ? Vec{} + 1.0f : load_as_floats(codes + v * geo.scale_bytes / kVecs, d.scale_type) * d.scale2;
-        zero[v] = Vec{} + d.bias;
-        if (d.zero != ZeroKind::none)
-          zero[v] += load_as_floats(codes + geo.scale_bytes + v * (geo.header_bytes - geo.scale_bytes) / kVecs, d.zero_type);
-      }
-      if (d.integer_codes) looks_up = small_zeros(zero, zeros) && geo.bits == 4;
-      codes += geo.header_bytes;
-    }
+  for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
+    end = t.segments.end(k);
     const std::int64_t octets = tile::Geometry::octets(end - k);
-    const Ints* weights = panel;
-    if (dense) {  // its octets are a panel
-      if (padding(octets) == 0)
-        weights = reinterpret_cast<const Ints*>(codes);
-      else
-        std::memcpy(panel, codes, static_cast<std::size_t>(octets * geo.octet_bytes));
-      codes += octets * geo.octet_bytes;
-    }
-    for (std::int64_t o = 0; !dense && o < octets; ++o, codes += geo.octet_bytes) {
-      prefetch_after(codes, geo.octet_bytes);
-      if (looks_up) {
-        decode_nibbles(nibbles, zeros, codes, panel + o * 4 * kVecs);
-      } else if (d.e4m3_codes) {
-        decode_e4m3(codes, panel + o * 4 * kVecs);
-      } else if (geo.bits == 4) {
-        decode_octet(4, zero, codes, panel + o * 4 * kVecs);
-      } else {
-        decode_octet(8, zero, codes, panel + o * 4 * kVecs);
-      }
-    }
-    for (std::int64_t i = 0; i < padding(octets); ++i) panel[4 * octets * kVecs + i] = Ints{};
-    multiply_segment(t, m_begin, m_end, offset, weights, octets, scale, sum);
-    offset += t.segment_header + segment_bytes(octets);
-    k = end;
+    Header header;
+    const std::byte* weights = fill(*t.decoder, lookup, t.weight, block, k, octets, 4 * octets, header, panel);
+    multiply_segment(t, m_begin, m_end, offset, reinterpret_cast<const Ints*>(weights), octets, header.scale, sum);
+    offset += t.segment_header + 16 * octets;
   }
-  end_tiles();
-
   t.outputs.store(sum, block, m_begin, m_end - m_begin);
 }
+
+void linear(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin) {
+  const std::int64_t m_end = m_begin + kTokens < t.m ? m_begin + kTokens : t.m;
+  const Lookup lookup(*t.decoder);
+  for (std::int64_t block = block_begin; block < block_end; ++block) linear_block(t, lookup, block, m_begin, m_end);
+}
+#else
+#include "kernels/cpu/tiles/amx_halves.inl"
+#endif
 
 #undef NIBBLE_LOOKS_UP_BYTES
 #endif

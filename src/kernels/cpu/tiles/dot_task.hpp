@@ -18,6 +18,7 @@ struct DotTask {
   Segments segments;
   std::int64_t token_bytes;
   std::int64_t segment_header;  // bytes per token before those of a segment of bf16
+  int terms;                    // of bf16 whose sum is an activation
   ZeroSums zero_sums;
   const double* channel_sums;    // PackedWeightHeader's
   const std::int32_t* sum_bias;  // of the output channels, null: none
@@ -39,6 +40,7 @@ struct DotTask {
         segments{args.weight->k, args.weight->group_size(), digits.piece, digits.unit},
         token_bytes(prepared_token_bytes(kernel.form, args.act_scheme, args.weight->scheme, args.weight->k)),
         segment_header(digits.halves_header()),
+        terms(bf16_terms(kernel.form)),
         zero_sums(digits.zero_sums),
         channel_sums(args.weight->channel_sums.data()),
         sum_bias(args.epilogue->sum_bias ? static_cast<const std::int32_t*>(args.operands.sum_bias.data) : nullptr),

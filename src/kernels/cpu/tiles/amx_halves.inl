@@ -1,0 +1,161 @@
+// The loops of bf16_tile.hpp in tiles of AMX, included by bf16_tile.inl.
+//
+//   for each group of up to 8 row blocks, for each part of K              a part's rows of all tokens stay in L2
+//     for each pair of row blocks, for each segment
+//       codes → two panels                                                in L1; once for all tokens
+//       for each 16 tokens
+//         rows × panels → acc                                             tile registers → L1
+//         sum += s ∘ acc, also times the scales of tokens, of the 16 before
+//
+//   tmm4 or 5: 16 tokens      tmm0   tmm1        tmm2   tmm3              32 channels of K a step
+//                             first row block    second row block         their panels pass through tmm6 and tmm7
+//
+// An activation is a sum of 1, 2 or 3 bf16 terms (prepare.hpp), whose rows follow each other and are multiplied by the same panel. Sixteen
+// tokens by 64 output channels load 1 KiB of activations for four products, half of what 32 by 32 would: they come from L2, panels from L1.
+#include "kernels/cpu/tiles/amx_tile.inl"
+
+constexpr int kTile = 2 * kTileRows;        // tokens of a prepared tile
+constexpr int kStepPairs = kTileBytes / 4;  // of one product; a row of the panel is one of both tiles of channels
+constexpr int kTogether = 2;                // row blocks
+/// Row blocks that a part of the activations is multiplied by, and the bytes of such a part: with the sums, 128 KiB, less than half of an
+/// L2 of 2 MiB.
+constexpr std::int64_t kGroupBlocks = 8, kPartBytes = 640 << 10;
+
+inline std::int64_t steps_of(std::int64_t octets) { return (4 * octets + kStepPairs - 1) / kStepPairs; }
+
+/// A segment of a pair of row blocks.
+struct Segment {
+  Header headers[kTogether];
+  const std::byte* panels[kTogether];
+  std::int64_t steps;
+  std::int64_t offset;  // bytes of a token's prepared activations before it
+};
+
+/// Sums of 16 tokens that are to be scaled.
+struct Unit {
+  alignas(64) float acc[kTogether][kTileRows * kRows];
+  const Segment* segment = nullptr;
+  const float* tokens;  // their scales, or null
+  float* sums;          // of the first row block
+  std::int64_t height;
+};
+
+/// sum[begin … end)[R] += scale ∘ acc, also times the scales of tokens unless those are null.
+inline void scale_rows(const Unit& unit, int blocks, std::int64_t begin, std::int64_t end) {
+  for (int b = 0; b < blocks; ++b) {
+    const Vec* const scale = unit.segment->headers[b].scale;
+    float* const sums = unit.sums + b * kTokens * kRows;
+    for (std::int64_t m = begin; m < end; ++m)
+      for (int v = 0; v < kVecs; ++v) {
+        const std::int64_t at = m * kRows + v * kLanes;
+        const Vec acc = load(unit.acc[b] + at), x = unit.tokens == nullptr ? acc : acc * unit.tokens[m];
+        store(sums + at, load(sums + at) + x * scale[v]);
+      }
+  }
+}
+
+/// Adds one term of 16 tokens × 32 channels. `blocks` is a constant at every call.
+NIBBLE_VARIANT void multiply_step(int blocks, const std::byte* a, const std::byte* first, const std::byte* second) {
+  keep_order();
+  _tile_loadd(4, a, kTileBytes);
+  _tile_loadd(6, first, kQuadBytes);
+  _tile_loadd(7, first + kTileBytes, kQuadBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  if (blocks > 1) {
+    _tile_loadd(6, second, kQuadBytes);
+    _tile_loadd(7, second + kTileBytes, kQuadBytes);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+  keep_order();
+}
+
+/// unit.acc = A'[16] · panels, while the unit before is scaled.
+NIBBLE_VARIANT void multiply_unit(int blocks, const Segment& segment, const std::byte* a, int terms, Unit& unit,
+                                  const Unit& before) {
+  constexpr int kAccBytes = 4 * kRows;
+  clear_sums();
+  const std::int64_t rows = before.segment == nullptr ? 0 : before.height, steps = segment.steps;
+  for (std::int64_t s = 0; s < steps; ++s) {
+    const std::int64_t panel = s * kStepPairs * kQuadBytes;
+    for (int i = 0; i < terms; ++i, a += kTileRows * kTileBytes)
+      multiply_step(blocks, a, segment.panels[0] + panel, segment.panels[1] + panel);
+    if (rows != 0) scale_rows(before, blocks, s * rows / steps, (s + 1) * rows / steps);
+  }
+  keep_order();
+  _tile_stored(0, unit.acc[0], kAccBytes);
+  _tile_stored(1, unit.acc[0] + kLanes, kAccBytes);
+  if (blocks > 1) {
+    _tile_stored(2, unit.acc[1], kAccBytes);
+    _tile_stored(3, unit.acc[1] + kLanes, kAccBytes);
+  }
+  keep_order();
+}
+
+/// The sums of tokens [m_begin, m_end) of a pair of row blocks, or of the last one alone, over segments [k, k_end). `units` and `segments` take
+/// turns. `blocks` is a constant at every call.
+NIBBLE_VARIANT void multiply_blocks(int blocks, const DotTask& t, const Lookup& lookup, std::int64_t block, std::int64_t k,
+                                    std::int64_t k_end, std::int64_t offset, std::int64_t m_begin, std::int64_t m_end,
+                                    float* sums) {
+  const Decoder& d = *t.decoder;
+  alignas(64) Ints panels[kTogether][kSegment / 2 * kVecs];
+  Unit units[2];
+  Segment segments[2];
+  int now = 0, segment_now = 0;
+  while (k < k_end) {
+    const std::int64_t end = t.segments.end(k), octets = tile::Geometry::octets(end - k);
+    Segment& segment = segments[segment_now];
+    segment.steps = steps_of(octets);
+    segment.offset = offset;
+    for (int b = 0; b < blocks; ++b)
+      segment.panels[b] =
+          fill(d, lookup, t.weight, block + b, k, octets, segment.steps * kStepPairs, segment.headers[b], panels[b]);
+    if (blocks == 1) segment.panels[1] = segment.panels[0];
+    for (std::int64_t m = m_begin; m < m_end; m += kTileRows) {
+      const std::int64_t tile = m / kTile * kTile, tokens = room(least(t.m - tile, kTile)), half = m % kTile / kTileRows;
+      const std::byte* const at = t.activations + tile * t.token_bytes + offset * tokens;
+      const std::byte* const rows = at + t.segment_header * tokens + half * segment.steps * t.terms * kTileRows * kTileBytes;
+      Unit& unit = units[now];
+      multiply_unit(blocks, segment, rows, t.terms, unit, units[1 - now]);
+      unit.segment = &segment;
+      unit.tokens = t.segment_header == 0 ? nullptr : token_scales(t, at) + half * kTileRows;
+      unit.sums = sums + (m - m_begin) * kRows;
+      unit.height = least(m_end - m, kTileRows);
+      units[1 - now].segment = nullptr;
+      now = 1 - now;
+    }
+    offset += t.segment_header + segment.steps * t.terms * kTileBytes;
+    segment_now = 1 - segment_now;
+    k = end;
+  }
+  scale_rows(units[1 - now], blocks, 0, units[1 - now].height);
+}
+
+void linear(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin) {
+  const std::int64_t m_end = m_begin + kTokens < t.m ? m_begin + kTokens : t.m;
+  const std::int64_t part_bytes = kPartBytes / (m_end - m_begin);
+  const Lookup lookup(*t.decoder);
+  alignas(64) float sums[kGroupBlocks][kTokens * kRows];
+  begin_tiles();
+  for (std::int64_t begin = block_begin, end = 0; begin < block_end; begin = end) {
+    end = least(begin + kGroupBlocks, block_end);
+    for (std::int64_t i = 0; i < end - begin; ++i)
+      std::memset(sums[i], 0, static_cast<std::size_t>(m_end - m_begin) * kRows * sizeof(float));
+    std::int64_t offset = 0;
+    for (std::int64_t k = 0, k_end = 0; k < t.segments.k; k = k_end) {
+      std::int64_t bytes = 0;
+      for (k_end = k; k_end < t.segments.k && bytes < part_bytes;) {
+        const std::int64_t next = t.segments.end(k_end);
+        bytes += t.segment_header + steps_of(tile::Geometry::octets(next - k_end)) * t.terms * kTileBytes;
+        k_end = next;
+      }
+      for (std::int64_t block = begin; block < end; block += kTogether)
+        block + 1 < end ? multiply_blocks(2, t, lookup, block, k, k_end, offset, m_begin, m_end, sums[block - begin])
+                        : multiply_blocks(1, t, lookup, block, k, k_end, offset, m_begin, m_end, sums[block - begin]);
+      offset += bytes;
+    }
+    for (std::int64_t block = begin; block < end; ++block) t.outputs.store(sums[block - begin], block, m_begin, m_end - m_begin);
+  }
+  end_tiles();
+}

@@ -19,7 +19,7 @@ constexpr int kStepPairs = kTileBytes / 4;  // of one product; a row of the pane
 constexpr int kTogether = 2;                // row blocks
 /// Row blocks that a part of the activations is multiplied by, and the bytes of such a part: with the sums, 128 KiB, less than half of an
 /// L2 of 2 MiB.
-constexpr std::int64_t kGroupBlocks = 8, kPartBytes = 640 << 10;
+constexpr std::int64_t kGroupBlocks = 16, kPartBytes = 640 << 10;
 
 inline std::int64_t steps_of(std::int64_t octets) { return (4 * octets + kStepPairs - 1) / kStepPairs; }
 
@@ -28,7 +28,7 @@ struct Segment {
   Header headers[kTogether];
   const std::byte* panels[kTogether];
   std::int64_t steps;
-  std::int64_t offset;  // bytes of a token's prepared activations before it
+  std::int64_t share;  // of the rows of the unit before, which are scaled between two steps
 };
 
 /// Sums of 16 tokens that are to be scaled.
@@ -40,22 +40,29 @@ struct Unit {
   std::int64_t height;
 };
 
-/// sum[begin … end)[R] += scale ∘ acc, also times the scales of tokens unless those are null.
-inline void scale_rows(const Unit& unit, int blocks, std::int64_t begin, std::int64_t end) {
+/// sum[begin … end)[R] += scale ∘ acc, also times the scales of tokens. `blocks` and `tokens` (there are some) are constants at every call.
+NIBBLE_VARIANT void scale_some(int blocks, bool tokens, const Unit& unit, std::int64_t begin, std::int64_t end) {
+  const float* const of_tokens = unit.tokens;
   for (int b = 0; b < blocks; ++b) {
-    const Vec* const scale = unit.segment->headers[b].scale;
-    float* const sums = unit.sums + b * kTokens * kRows;
-    for (std::int64_t m = begin; m < end; ++m)
+    Vec scale[kVecs];
+    for (int v = 0; v < kVecs; ++v) scale[v] = unit.segment->headers[b].scale[v];
+    const float* acc = unit.acc[b] + begin * kRows;
+    float* sums = unit.sums + b * kTokens * kRows + begin * kRows;
+    for (std::int64_t m = begin; m < end; ++m, acc += kRows, sums += kRows)
       for (int v = 0; v < kVecs; ++v) {
-        const std::int64_t at = m * kRows + v * kLanes;
-        const Vec acc = load(unit.acc[b] + at), x = unit.tokens == nullptr ? acc : acc * unit.tokens[m];
-        store(sums + at, load(sums + at) + x * scale[v]);
+        const Vec x = load(acc + v * kLanes) * (tokens ? scale[v] * of_tokens[m] : scale[v]);
+        store(sums + v * kLanes, load(sums + v * kLanes) + x);
       }
   }
+}
+NIBBLE_VARIANT void scale_rows(int blocks, const Unit& unit, std::int64_t begin, std::int64_t end) {
+  end = least(end, unit.height);
+  unit.tokens != nullptr ? scale_some(blocks, true, unit, begin, end) : scale_some(blocks, false, unit, begin, end);
 }
 
 /// Adds one term of 16 tokens × 32 channels. `blocks` is a constant at every call.
 NIBBLE_VARIANT void multiply_step(int blocks, const std::byte* a, const std::byte* first, const std::byte* second) {
+  for (int i = 0; i < kTileRows; ++i) __builtin_prefetch(a + 3 * kTileRows * kTileBytes + i * kTileBytes);
   keep_order();
   _tile_loadd(4, a, kTileBytes);
   _tile_loadd(6, first, kQuadBytes);
@@ -73,15 +80,16 @@ NIBBLE_VARIANT void multiply_step(int blocks, const std::byte* a, const std::byt
 
 /// unit.acc = A'[16] · panels, while the unit before is scaled.
 NIBBLE_VARIANT void multiply_unit(int blocks, const Segment& segment, const std::byte* a, int terms, Unit& unit,
-                                  const Unit& before) {
+                                  const Unit& before, Ahead* ahead) {
   constexpr int kAccBytes = 4 * kRows;
   clear_sums();
-  const std::int64_t rows = before.segment == nullptr ? 0 : before.height, steps = segment.steps;
-  for (std::int64_t s = 0; s < steps; ++s) {
+  const std::int64_t steps = segment.steps, share = before.segment == nullptr ? 0 : segment.share;
+  for (std::int64_t s = 0, row = 0; s < steps; ++s, row += share) {
     const std::int64_t panel = s * kStepPairs * kQuadBytes;
     for (int i = 0; i < terms; ++i, a += kTileRows * kTileBytes)
       multiply_step(blocks, a, segment.panels[0] + panel, segment.panels[1] + panel);
-    if (rows != 0) scale_rows(before, blocks, s * rows / steps, (s + 1) * rows / steps);
+    for (int b = 0; b < blocks; ++b) ahead[b].prefetch();
+    if (share != 0) scale_rows(blocks, before, row, row + share);
   }
   keep_order();
   _tile_stored(0, unit.acc[0], kAccBytes);
@@ -102,22 +110,28 @@ NIBBLE_VARIANT void multiply_blocks(int blocks, const DotTask& t, const Lookup& 
   alignas(64) Ints panels[kTogether][kSegment / 2 * kVecs];
   Unit units[2];
   Segment segments[2];
+  const std::int64_t units_of_tokens = (m_end - m_begin + kTileRows - 1) / kTileRows;
   int now = 0, segment_now = 0;
   while (k < k_end) {
     const std::int64_t end = t.segments.end(k), octets = tile::Geometry::octets(end - k);
     Segment& segment = segments[segment_now];
     segment.steps = steps_of(octets);
-    segment.offset = offset;
-    for (int b = 0; b < blocks; ++b)
+    segment.share = (kTileRows + segment.steps - 1) / segment.steps;
+    Ahead ahead[kTogether];  // as many bytes as the segment has, behind it
+    for (int b = 0; b < blocks; ++b) {
+      const std::int64_t bytes = octets * d.geometry.octet_bytes;
+      const std::byte* const behind = codes_at(d.geometry, t.weight, block + b, k) + bytes;
+      ahead[b] = Ahead(behind, behind + bytes + d.geometry.header_bytes, units_of_tokens * segment.steps);
       segment.panels[b] =
           fill(d, lookup, t.weight, block + b, k, octets, segment.steps * kStepPairs, segment.headers[b], panels[b]);
+    }
     if (blocks == 1) segment.panels[1] = segment.panels[0];
     for (std::int64_t m = m_begin; m < m_end; m += kTileRows) {
       const std::int64_t tile = m / kTile * kTile, tokens = room(least(t.m - tile, kTile)), half = m % kTile / kTileRows;
       const std::byte* const at = t.activations + tile * t.token_bytes + offset * tokens;
       const std::byte* const rows = at + t.segment_header * tokens + half * segment.steps * t.terms * kTileRows * kTileBytes;
       Unit& unit = units[now];
-      multiply_unit(blocks, segment, rows, t.terms, unit, units[1 - now]);
+      multiply_unit(blocks, segment, rows, t.terms, unit, units[1 - now], ahead);
       unit.segment = &segment;
       unit.tokens = t.segment_header == 0 ? nullptr : token_scales(t, at) + half * kTileRows;
       unit.sums = sums + (m - m_begin) * kRows;
@@ -129,7 +143,7 @@ NIBBLE_VARIANT void multiply_blocks(int blocks, const DotTask& t, const Lookup& 
     segment_now = 1 - segment_now;
     k = end;
   }
-  scale_rows(units[1 - now], blocks, 0, units[1 - now].height);
+  scale_rows(blocks, units[1 - now], 0, kTileRows);
 }
 
 void linear(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin) {

@@ -5,6 +5,7 @@
 
 #include "core/target.hpp"
 #include "kernels/cpu/intrinsics.hpp"
+#include "kernels/cpu/tiles/ahead.hpp"
 
 namespace nibble::cpu {
 #if defined(__x86_64__)

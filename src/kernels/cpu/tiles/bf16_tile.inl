@@ -84,6 +84,11 @@ struct Header {
   Vec scale[kVecs];
 };
 
+/// Where the codes of channels from k on begin, in a row block.
+inline const std::byte* codes_at(const tile::Geometry& geo, const std::byte* weight, std::int64_t block, std::int64_t k) {
+  return weight + geo.record(block, k / geo.group) + geo.header_bytes + k % geo.group / tile::kOctet * geo.octet_bytes;
+}
+
 /// Channels [k, k + 8·octets) of a row block as pairs [R], zeros behind them up to `pairs`: in `panel`, or where the octets of a dense weight
 /// lie. And the header of their group.
 __attribute__((noinline)) const std::byte* fill(const Decoder& d, const Lookup& lookup, const std::byte* weight,
@@ -91,7 +96,7 @@ __attribute__((noinline)) const std::byte* fill(const Decoder& d, const Lookup& 
                                                 Header& header, Ints* panel) {
   const tile::Geometry& geo = d.geometry;
   const std::byte* const record = weight + geo.record(block, k / geo.group);
-  const std::byte* codes = record + geo.header_bytes + k % geo.group / tile::kOctet * geo.octet_bytes;
+  const std::byte* codes = codes_at(geo, weight, block, k);
   const std::int64_t padding = pairs - 4 * octets;
   if (d.floats != DType::none) {
     for (int v = 0; v < kVecs; ++v) header.scale[v] = Vec{} + 1.0f;
@@ -108,7 +113,7 @@ __attribute__((noinline)) const std::byte* fill(const Decoder& d, const Lookup& 
     }
     const bool looks_up = lookup.e2m1 || (d.integer_codes && geo.bits == 4 && small_zeros(zero, zeros));
     for (std::int64_t o = 0; o < octets; ++o, codes += geo.octet_bytes) {
-      prefetch_after(codes, geo.octet_bytes);
+      if (NIBBLE_ISA == NIBBLE_ISA_AVX512BF16) prefetch_after(codes, geo.octet_bytes);
       if (looks_up) {
         decode_nibbles(lookup.values, zeros, codes, panel + o * 4 * kVecs);
       } else if (d.e4m3_codes) {

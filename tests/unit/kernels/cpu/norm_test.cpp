@@ -160,8 +160,8 @@ TEST(Normalize, PreparingInOneStepHasTheBitsOfTwo) {
       for (const bool act_order : {false, true})
         for (const NormSpec& spec : kSpecs)
           for (const std::int64_t m : {1, 3, 13, 70}) {
-            const DType type = both.form == ActForm::bf16 || both.form == ActForm::bf16k32 ? DType::bf16 : kTypes[m % 3];
-            const int tile = both.form == ActForm::s8k64 || both.form == ActForm::bf16k32 ? 32 : 12;
+            const DType type = bf16_terms(both.form) == 1 ? DType::bf16 : bf16_terms(both.form) == 2 ? DType::f16 : kTypes[m % 3];
+            const int tile = in_rows(both.form) ? 32 : 12;
             SCOPED_TRACE(std::string(both.name) + " " + text + " " + std::string(spec.text()) + " M=" + std::to_string(m));
             Layer layer(spec, type, DType::f32, m, 200), same(spec, type, DType::f32, m, 200);
             const auto weight =

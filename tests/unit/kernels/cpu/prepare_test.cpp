@@ -21,6 +21,13 @@ namespace {
 
 constexpr std::byte kUnwritten{0xa5};
 
+template <class T>
+T read(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
 /// A[M,K] of codes or of the bits of bf16, prepared in one form.
 struct Prepared {
   PrepareTask task{};
@@ -55,6 +62,7 @@ struct Prepared {
             .token_bytes = prepared_token_bytes(form, scheme.act, scheme.weight, k),
             .tile = prepared_tile(form, m, tile),
             .rows = in_rows(form),
+            .terms = bf16_terms(form),
             .out = out.data()};
     if (scheme.act.zero == ZeroKind::offset) {
       task.given.zero = nullptr;
@@ -67,9 +75,7 @@ struct Prepared {
 
   template <class T>
   T at(std::int64_t offset) const {
-    T value;
-    std::memcpy(&value, out.data() + offset, sizeof value);
-    return value;
+    return read<T>(out.data() + offset);
   }
   std::int64_t height(std::int64_t first) const { return std::min(task.tile, task.m - first); }
   std::int64_t room(std::int64_t first) const {
@@ -141,6 +147,19 @@ void expect_halves(const Prepared& p) {
         for (std::int64_t i = 0; i < padded; ++i) {
           const std::int64_t channel = k + i / 8 * 8 + kOrder[i % 8];
           const std::byte* const a = p.a.data() + (first + r) * t.stride + channel * t.width;
+          if (t.terms > 1) {
+            const std::int64_t step = r / kRowTokens * padded / 32 + i / 32;
+            double sum = 0, x = 0;
+            for (int term = 0; term < t.terms; ++term) {
+              const std::int64_t row = (step * t.terms + term) * kRowTokens + r % kRowTokens;
+              sum += to_f32(p.at<bf16>(at + row * kRowBytes + i % 32 * 2));
+            }
+            if (channel < end) x = t.type == DType::f32 ? read<float>(a) : to_f32(read<f16>(a));
+            // What is left of an f32 has fewer bits than a bf16 below 2⁻¹³³.
+            ASSERT_TRUE(std::isnan(x) ? std::isnan(sum) : x == sum || std::abs(x - sum) < 0x1p-133)
+                << "token " << first + r << " channel " << channel << ": " << x << " became " << sum;
+            continue;
+          }
           std::uint16_t expected = 0;
           if (channel < end && t.digits.fp8)
             expected =
@@ -152,7 +171,7 @@ void expect_halves(const Prepared& p) {
                      : 4 * (i / 2 * room + r) + i % 2 * 2;
           ASSERT_EQ(p.at<std::uint16_t>(at + place), expected) << "token " << first + r << " channel " << channel;
         }
-      at += 2 * padded * room;
+      at += 2 * padded * t.terms * room;
     }
   }
 }
@@ -212,6 +231,20 @@ TEST(Prepare, FixedPointOfWhatIsNoNumberIsZero) {
       std::memcpy(&scale, out.data() + block, 4);
       EXPECT_GT(scale, 0.0f);
     }
+}
+
+TEST(Prepare, SumsOfHalvesAreTheActivations) {
+  for (Isa isa : instruction_sets())
+    for (ActForm form : {ActForm::bf16x2k32, ActForm::bf16x3k32})
+      for (const char* scheme : {"u4zg128", "u4b8g32", "s8c"})
+        for (std::int64_t m : {1, 17, 40})
+          for (std::int64_t k : {1, 30, 64, 200, 1040}) {
+            SCOPED_TRACE(::testing::Message() << name(isa) << " " << name(form) << " " << scheme << " M=" << m << " K=" << k);
+            for (DType type : {DType::f16, DType::f32})
+              if (bf16_terms(form) == 3 || type == DType::f16)
+                expect_halves(Prepared(isa, form, *Scheme::parse(scheme), type, m, k, 32));
+            if (HasFatalFailure()) return;
+          }
 }
 
 TEST(Prepare, HalvesLieWhereTheFormSays) {

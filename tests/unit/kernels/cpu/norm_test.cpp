@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/random.hpp"
+#include "kernels/cpu/prepare/prepare.hpp"
 #include "kernels/norm.hpp"
 #include "layouts/layout.hpp"
 #include "nibble/nibble.hpp"

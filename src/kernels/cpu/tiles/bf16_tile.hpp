@@ -11,7 +11,8 @@
 //       sum[8][R] += s ∘ acc, of FP8 activations s ∘ s_a·acc             in L1
 //   epilogue, row by row
 //
-// AMX (amx_tile.inl) multiplies rows of 32 channels of 32 tokens by the same panel, whose pairs are the rows of its second operand.
+// AMX (amx_halves.inl) multiplies rows of 32 channels by the same panel, whose pairs are the rows of its second operand. It has products to
+// spare: f16 and f32 activations are sums of two and three bf16, which are multiplied one after the other.
 //
 // The panel pays from about ten tokens on; for fewer, the fixed-point kernels of dot_tile.hpp do less work per weight, if it has integers.
 #pragma once

@@ -2,7 +2,7 @@
 """Greedy generation by a decoder whose linear layers are nibble's, fused, against the same model in fp16: tokens per second, logits, and
 where a GPU's time goes.
 
-usage: bench/generate.py [--model llama-3-8b] [--schemes u4b8g128,s8r_s8c] [--batch 1,16] [--prompt 128,2048] [--tokens 128] [--dtype float16]
+usage: bench/generate.py [--model llama-3-8b] [--schemes u4b8g128,s8r_s8c] [--head u8b128g128] [--batch 1,16] [--prompt 128,2048] [--tokens 128] [--dtype float16]
                          [--unfused] [--compile] [--profile] [--no-logits] [--device cuda] [--json FILE]
 
 The model is made from its configuration with random weights: speed does not depend on them. Its blocks are copies of one, in memory of their
@@ -224,6 +224,7 @@ def main():
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--model", choices=MODELS, default="llama-3-8b" if on_gpu else "llama-3.2-1b")
     parser.add_argument("--schemes", default=SCHEMES, help="of the quantized linear layers, separated by commas")
+    parser.add_argument("--head", metavar="SCHEME", help="quantizes lm_head, too, which is left in floats otherwise: u8b128g128")
     parser.add_argument("--batch", default="1,16", help="numbers of sequences")
     parser.add_argument("--prompt", default="128", help="their lengths before the first new token")
     parser.add_argument("--tokens", type=int, default=128, help="new ones of each sequence")
@@ -272,6 +273,8 @@ def main():
         for scheme in args.schemes.split(","):
             quantized = copy.deepcopy(model)
             nibble.torch.convert(quantized, scheme)
+            if args.head:
+                nibble.torch.convert(quantized, args.head, skip=lambda name: name != "lm_head")
             matrices = None if args.no_logits else as_matrices(model, quantized)
             if args.unfused:
                 report(f"{scheme} unfused", grow(copy.deepcopy(quantized)))
@@ -285,7 +288,7 @@ def main():
                 result["runs"].append({"weights": scheme, **difference})
                 print(f"{scheme:>22}  logits {difference['logits_relative_l2']:.2e} from those of the same numbers as {result['dtype']} matrices; "
                       f"the same token at {100 * difference['same_argmax']:.1f} % of positions", flush=True)
-            report(scheme, quantized)
+            report(f"{scheme}, head {args.head}" if args.head else scheme, quantized)
             del quantized
 
 

@@ -57,20 +57,20 @@ class Nibble:
     def version(self):
         return self.nibble.__version__
 
-    def layers(self, mode, q, copies, x):
+    def layers(self, mode, q, copies):
         scheme, dtype, act = mode
         made = self.nibble.quantize(q["w"], scheme)
-        if dtype == "bf16":
-            import torch
+        weights = [self.nibble.pack(made, a_dtype=dtype, act_scheme=act) for _ in range(copies)]
 
-            x = torch.from_numpy(x).to(torch.bfloat16)
-        weights = [self.nibble.pack(made, a_dtype=dtype, act_scheme=act, m_max=len(x)) for _ in range(copies)]
-        out = weights[0].linear(x)
+        def bind(x):
+            if dtype == "bf16":
+                import torch
 
-        def call(weight):
-            return lambda: weight.linear(x, out=out)
+                x = torch.from_numpy(x).to(torch.bfloat16)
+            out = weights[0].linear(x)
+            return [lambda w=w: w.linear(x, out=out) for w in weights], lambda y: np.asarray(y.float() if dtype == "bf16" else y)
 
-        return [call(w) for w in weights], lambda y: np.asarray(y.float() if dtype == "bf16" else y)
+        return bind
 
 
 class OnnxRuntime:
@@ -86,7 +86,7 @@ class OnnxRuntime:
     def version(self):
         return self.ort.__version__
 
-    def layers(self, mode, q, copies, x):
+    def layers(self, mode, q, copies):
         scheme, dtype, act = mode
         if dtype != "f32":
             raise LeftOut("its products take f32")
@@ -116,23 +116,26 @@ class OnnxRuntime:
         options = self.ort.SessionOptions()
         options.use_per_session_threads = False
         options.log_severity_level = 3
-        a = self.ort.OrtValue.ortvalue_from_numpy(x)
-        out = np.empty((len(x), n), np.float32)
-        d = self.ort.OrtValue.ortvalue_from_numpy(out)
+        sessions = [self.ort.InferenceSession(blob, options, providers=["CPUExecutionProvider"]) for _ in range(copies)]
 
-        def call():
-            session = self.ort.InferenceSession(blob, options, providers=["CPUExecutionProvider"])
-            binding = session.io_binding()
-            binding.bind_ortvalue_input("a", a)
-            binding.bind_ortvalue_output("d", d)
+        def bind(x):
+            a = self.ort.OrtValue.ortvalue_from_numpy(x)
+            d = self.ort.OrtValue.ortvalue_from_numpy(np.empty((len(x), n), np.float32))
 
-            def run():
-                session.run_with_iobinding(binding)
-                return d
+            def call(session):
+                binding = session.io_binding()
+                binding.bind_ortvalue_input("a", a)
+                binding.bind_ortvalue_output("d", d)
 
-            return run
+                def run():
+                    session.run_with_iobinding(binding)
+                    return d
 
-        return [call() for _ in range(copies)], lambda y: y.numpy()
+                return run
+
+            return [call(session) for session in sessions], lambda y: y.numpy()
+
+        return bind
 
 
 class OpenVino:
@@ -146,7 +149,7 @@ class OpenVino:
     def version(self):
         return self.ov.__version__.split("-")[0]
 
-    def layers(self, mode, q, copies, x):
+    def layers(self, mode, q, copies):
         scheme, dtype, act = mode
         ops, types = self.ov.opset13, self.ov.Type
         n, k = q["codes"].shape
@@ -168,19 +171,23 @@ class OpenVino:
         config = {"INFERENCE_NUM_THREADS": self.threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY", "ENABLE_CPU_PINNING": False,
                   "INFERENCE_PRECISION_HINT": types.bf16 if dtype == "bf16" else types.f32, "DYNAMIC_QUANTIZATION_GROUP_SIZE": group}  # fmt: skip
         core = self.ov.Core()
-        tensor = self.ov.Tensor(x, shared_memory=True)
+        requests = [core.compile_model(model, "CPU", config).create_infer_request() for _ in range(copies)]
 
-        def call():
-            request = core.compile_model(model, "CPU", config).create_infer_request()
-            request.set_input_tensor(tensor)
+        def bind(x):
+            tensor = self.ov.Tensor(x, shared_memory=True)
 
-            def run():
-                request.infer()
-                return request
+            def call(request):
+                request.set_input_tensor(tensor)
 
-            return run
+                def run():
+                    request.infer()
+                    return request
 
-        return [call() for _ in range(copies)], lambda y: y.get_output_tensor().data
+                return run
+
+            return [call(request) for request in requests], lambda y: y.get_output_tensor().data
+
+        return bind
 
 
 class Torch:
@@ -197,7 +204,7 @@ class Torch:
     def version(self):
         return self.torch.__version__.split("+")[0]
 
-    def layers(self, mode, q, copies, x):
+    def layers(self, mode, q, copies):
         torch = self.torch
         scheme, dtype, act = mode
         if scheme == "u4b8g128" and dtype == "bf16":
@@ -205,24 +212,25 @@ class Torch:
             scales = torch.from_numpy(q["scales"]).to(torch.bfloat16)
             parameters = torch.stack([scales, torch.zeros_like(scales)], dim=2).transpose(0, 1).contiguous()
             codes = torch.from_numpy(q["codes"].astype(np.int32))
-            xt = torch.from_numpy(x).to(torch.bfloat16)
+            weights = [torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1) for _ in range(copies)]
 
-            def call():
-                packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-                return lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(xt, packed, group, parameters)
+            def bind(x):
+                x = torch.from_numpy(x).to(torch.bfloat16)
+                return ([lambda w=w: torch.ops.aten._weight_int4pack_mm_for_cpu(x, w, group, parameters) for w in weights],
+                        lambda y: y.float().numpy())  # fmt: skip
 
-            return [call() for _ in range(copies)], lambda y: y.float().numpy()
+            return bind
         if scheme == "s8c":
             torch.backends.quantized.engine = "onednn"
             w = torch._make_per_channel_quantized_tensor(torch.from_numpy(q["codes"]), torch.from_numpy(q["scales"].reshape(-1)).double(),
                                                          torch.zeros(len(q["codes"]), dtype=torch.long), 0)  # fmt: skip
-            xt = torch.from_numpy(x)
+            weights = [torch.ops.quantized.linear_prepack(w, None) for _ in range(copies)]
 
-            def call():
-                packed = torch.ops.quantized.linear_prepack(w, None)
-                return lambda: torch.ops.quantized.linear_dynamic(xt, packed, False)
+            def bind(x):
+                x = torch.from_numpy(x)
+                return [lambda w=w: torch.ops.quantized.linear_dynamic(x, w, False) for w in weights], lambda y: y.numpy()
 
-            return [call() for _ in range(copies)], lambda y: y.numpy()
+            return bind
         raise LeftOut("it has no such product")
 
 
@@ -245,7 +253,7 @@ def weights(scheme, n, k):
 
 
 def worker(library, threads):
-    """Answers lines of JSON: a layer to prepare, or a time for which to run it."""
+    """Answers lines of JSON: a layer and activations to bind to it, or a time for which to run it."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes elsewhere
 
@@ -257,30 +265,32 @@ def worker(library, threads):
     except ImportError as e:
         return answer(left_out=str(e))
     answer(version=lib.version())
-    calls, at, known = [], 0, None
+    calls, at, known, quantized, bind, why = [], 0, None, None, None, ""
     for line in sys.stdin:
         ask = json.loads(line)
         if "mode" in ask:
-            calls = []
             mode, n, k, m = MODES[ask["mode"]], ask["n"], ask["k"], ask["m"]
-            if known is None or known[0] != (mode[0], n, k):
-                known = (mode[0], n, k), weights(mode[0], n, k)
-            q = known[1]
             x = np.random.default_rng(m).standard_normal((m, k), np.float32)
-            size = n * k // (1 if mode[0] == "s8c" else 2)
             try:
-                calls, array = lib.layers(mode, q, min(MOST_COPIES, -(-COLD_BYTES // size)), x)
-                truth = x @ q["dense"].T
+                if known != (mode, n, k):
+                    calls, bind = [], None  # the last layer's memory is free
+                    if known is None or (known[0][0], *known[1:]) != (mode[0], n, k):
+                        quantized = weights(mode[0], n, k)
+                    known, size = (mode, n, k), n * k // (1 if mode[0] == "s8c" else 2)
+                    bind = lib.layers(mode, quantized, min(MOST_COPIES, -(-COLD_BYTES // size)))
+                if bind is None:
+                    raise LeftOut(why)
+                calls, array = bind(x)
+                truth = x @ quantized["dense"].T
                 error = float(np.linalg.norm(array(calls[0]()) - truth) / np.linalg.norm(truth))
                 if not error < MOST_ERROR:
                     raise LeftOut(f"relative error {error:.2g}")
                 for call in calls:
                     call()
                 answer(error=error)
-            except LeftOut as e:
-                answer(left_out=str(e))
             except Exception as e:  # whatever a peer throws is its reason
-                answer(left_out=f"{type(e).__name__}: {e}".splitlines()[0][:200])
+                why = str(e) if isinstance(e, LeftOut) else f"{type(e).__name__}: {e}".splitlines()[0][:200]
+                answer(left_out=why)
             continue
         times, end = [], time.perf_counter() + ask["seconds"]
         calls[at % len(calls)]()  # wakes its threads

@@ -118,6 +118,37 @@ def cpu_modes(data):
     return table(["mode", "peak"] + [f"M = {m}" for m in columns], rows) + note
 
 
+def cpu_peers(data):
+    """A row per mode, a column per M: the best other library's time over nibble's, geometric mean over the layers, and which it was most often."""
+    if data is None:
+        return "Not measured yet: `./dev bench peers` measures it, `./dev docs` puts it here.\n"
+    columns = sorted({r["m"] for r in data["results"]})
+    cells = {}
+    for r in data["results"]:
+        peers = {name: us for name, us in r["us"].items() if name != "nibble"}
+        if peers and "nibble" in r["us"]:
+            best = min(peers, key=peers.get)
+            cells.setdefault((r["mode"], r["m"]), []).append((peers[best] / r["us"]["nibble"], best))
+
+    def cell(mode, m):
+        ratios = cells.get((mode, m), [])
+        if not ratios:
+            return ""
+        return f"{statistics.geometric_mean(ratio for ratio, _ in ratios):.2f}× · {statistics.mode(best for _, best in ratios)}"
+
+    def name(mode):
+        scheme, *act = mode.split(" × ")
+        return " × ".join([f"`{scheme}`", *(act or ["f32"])])
+
+    body = [[name(mode)] + [cell(mode, m) for m in columns] for mode in dict.fromkeys(r["mode"] for r in data["results"])]
+    least = min((ratio, mode, m, best) for (mode, m), ratios in cells.items() for ratio, best in ratios)
+    layers = list(dict.fromkeys(f"{r['n']}×{r['k']}" for r in data["results"]))
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items() if name != "nibble")
+    return (table(["mode"] + [f"M = {m}" for m in columns], body) + f"\n{data['device']['cpu']}, {data['device']['isa']}, {data['device']['threads']} threads; "
+            f"{versions}; commit {data['commit']}, {data['date'][:10]}. The best library's time over nibble's, geometric mean over {', '.join(layers)}, and which it was most "
+            f"often. The least ratio of a layer is {least[0]:.2f}: {name(least[1])}, M = {least[2]}, {least[3]}.\n")
+
+
 def accuracy(data):
     rows = [[f"`{r['scheme']}`" + (" + clip search" if r["clip_search"] else ""), f"{r['bits_per_weight']:.2f}",
              f"{r['sqnr_db']['min']:.1f}", f"{r['sqnr_db']['median']:.1f}", f"{r['sqnr_db']['max']:.1f}", f"{r['cosine_min']:.5f}"]
@@ -643,6 +674,7 @@ RENDERERS = {
     "bench": bench,
     "speed": speed,
     "cpu_modes": cpu_modes,
+    "cpu_peers": cpu_peers,
     "gpu_modes": gpu_modes,
     "gpu_layers": gpu_layers,
     "gpu_block": gpu_block,
@@ -671,7 +703,7 @@ RENDERERS = {
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),
             "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}
-MAY_BE_MISSING = {"bandwidth", "cpu_modes", "gpu_modes", "gpu_layers", "gpu_block", "gpu_gemm", "gpu_survey", "experts", "generation", "call_cost"}
+MAY_BE_MISSING = {"bandwidth", "cpu_modes", "cpu_peers", "gpu_modes", "gpu_layers", "gpu_block", "gpu_gemm", "gpu_survey", "experts", "generation", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 SUPPORT = ROOT / "docs/results/support.json"
 

@@ -14,6 +14,7 @@ GPU's time, by kind of kernel and by kernel. Needs PyTorch and transformers, and
 
 import argparse
 import copy
+import inspect
 import json
 import re
 import statistics
@@ -87,6 +88,8 @@ class Decoder:
         self.model, self.device = model, model.device
         torch.compiler.reset()
         self.decode = torch.compile(self.forward, fullgraph=True, dynamic=False) if compiled else self.forward
+        parameters = inspect.signature(model.forward).parameters
+        self.cache_is = "cache" if "cache" in parameters else "past_key_values"  # before transformers 5.24
         self.cache = StaticCache(config=model.config, max_cache_len=length)
         self.ids = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self.position = torch.zeros(1, dtype=torch.long, device=self.device)
@@ -95,8 +98,8 @@ class Decoder:
     def forward(self, ids, position):
         positions = position.unsqueeze(0)
         return self.model(
-            input_ids=ids, past_key_values=self.cache, cache_position=position, position_ids=positions, use_cache=True,
-            logits_to_keep=1).logits[:, -1]
+            input_ids=ids, cache_position=position, position_ids=positions, use_cache=True, logits_to_keep=1,
+            **{self.cache_is: self.cache}).logits[:, -1]
 
     def prefill(self, prompt):
         self.cache.reset()

@@ -227,7 +227,7 @@ def _numbers(seed: int, n: int, device: Any = "cpu") -> Tensor:
     return 2 * torch.sin(seed + 1.7 * torch.arange(n, device=device, dtype=torch.float32)).view(1, 1, n)
 
 
-_NOTHING = dict(attention_mask=None, position_ids=None, past_key_values=None, use_cache=False)
+_NOTHING = dict(attention_mask=None, position_ids=None, use_cache=False)
 
 
 def _check_block(block: nn.Module) -> None:
@@ -254,8 +254,7 @@ def _check_attention(attention: nn.Module, names: Sequence[str]) -> None:
     answers = {name: _Answer(_numbers(i, layers[name].out_features, device)) for i, name in enumerate(names)}
     out = _Answer(_numbers(5, 8))
     angles = _numbers(6, getattr(attention, "head_dim", 8), device)
-    result = _run_among(attention, {**answers, "o_proj": out}, x, position_embeddings=(angles.cos(), angles.sin()),
-                        **{key: _NOTHING[key] for key in ("attention_mask", "past_key_values")})  # fmt: skip
+    result = _run_among(attention, {**answers, "o_proj": out}, x, position_embeddings=(angles.cos(), angles.sin()), attention_mask=None)
     if not (isinstance(result, tuple) and result[0] is out.answer and all(answer.given is x for answer in answers.values())):
         raise Unsupported(f"the forward pass of {type(attention).__name__} is not projections, attention and o_proj")
 

@@ -505,43 +505,69 @@ inline HalfOctet halves_of_floats(const float* x) {
   return __builtin_convertvector(bits >> 16, HalfOctet);
 }
 
-/// `count` floats, a multiple of 16, as sums of `terms` bf16: the upper half of a float, then that of what is left. Octets of each term in the
-/// order of pairs, in `out`. An infinity leaves nothing; NaN leaves NaN, whatever its upper half is.
-inline void split(const float* x, std::int64_t count, int terms, std::byte (*out)[2 * kMaxFixedSegment]) {
+/// A row of 32 floats as sums of `terms` bf16, each term in a row of its own, kRowTokens rows behind the one before: the upper half of a float, then
+/// that of what is left. Octets in the order of pairs. An infinity leaves nothing; NaN leaves NaN, whatever its upper half is. `terms` is a
+/// constant at every call.
+NIBBLE_VARIANT void split_row(int terms, const float* x, std::byte* row) {
   constexpr int kFloats = 16;
   typedef float Floats __attribute__((vector_size(4 * kFloats)));
   typedef std::uint32_t Bits __attribute__((vector_size(4 * kFloats)));
   typedef std::uint16_t Halves __attribute__((vector_size(2 * kFloats)));
-  for (std::int64_t i = 0; i < count; i += kFloats) {
+  for (std::int64_t i = 0; i < kRowBytes / 2; i += kFloats) {
     Floats rest;
     std::memcpy(&rest, x + i, sizeof rest);
     for (int term = 0; term < terms; ++term) {
       const Bits top = reinterpret_cast<Bits>(rest) & 0xffff0000u;
       const Halves halves = __builtin_convertvector(top >> 16, Halves);
       const Halves pairs = __builtin_shufflevector(halves, halves, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-      std::memcpy(out[term] + 2 * i, &pairs, sizeof pairs);
-      const auto same = rest == reinterpret_cast<Floats>(top);
-      rest -= reinterpret_cast<Floats>(top);
-      rest = reinterpret_cast<Floats>(reinterpret_cast<Bits>(rest) & ~reinterpret_cast<Bits>(same));
+      std::memcpy(row + term * kRowTokens * kRowBytes + 2 * i, &pairs, sizeof pairs);
+      const Floats left = rest - reinterpret_cast<Floats>(top);
+      rest = term == 0 ? (rest == reinterpret_cast<Floats>(top) ? Floats{} : left) : left;
     }
   }
 }
 
-/// bf16 as it is: no arithmetic, only order; or sums of bf16; or FP8 codes as bf16 behind their scale. Of tokens [first, first + tokens) of the
-/// tile of `height` at m.
+/// Floats as sums of bf16, or bf16 itself, in rows. Of tokens [first, first + tokens) of the tile of `height` at m. `terms` is a constant at every call.
+NIBBLE_VARIANT void sums_of(int terms, const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first,
+                            std::int64_t tokens) {
+  constexpr std::int64_t kRowChannels = kRowBytes / 2;
+  const std::int64_t room = (height + kRowTokens - 1) / kRowTokens * kRowTokens;
+  alignas(64) float x[kMaxFixedSegment + kRowChannels];
+  const std::byte* rows[kTogether];
+  for (std::int64_t i = 0; i < tokens; ++i) rows[i] = t.row(m + first + i, i);
+  std::byte* out = t.out + m * t.token_bytes;
+  for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
+    end = t.segments.end(k);
+    const std::int64_t count = end - k, steps = (count + kRowChannels - 1) / kRowChannels;
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      const float* from = count % kRowChannels == 0 ? gathered(t, rows[i], k, count, x) : x;
+      if (count % kRowChannels != 0) {
+        gather(t, rows[i], k, count, x);
+        std::memset(x + count, 0, static_cast<std::size_t>(steps * kRowChannels - count) * sizeof(float));
+      }
+      const std::int64_t r = first + i;
+      std::byte* row = out + (r / kRowTokens * steps * terms * kRowTokens + r % kRowTokens) * kRowBytes;
+      for (std::int64_t s = 0; s < steps; ++s, row += terms * kRowTokens * kRowBytes)
+        split_row(terms, from + s * kRowChannels, row);
+    }
+    out += steps * terms * kRowBytes * room;
+  }
+}
+
+/// bf16 as it is, which is not in rows: no arithmetic, only order; or FP8 codes as bf16 behind their scale. Of tokens [first, first + tokens) of the tile of
+/// `height` at m.
 inline void halves_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
   constexpr std::int64_t kOctetBytes = sizeof(HalfOctet), kRowOctets = kRowBytes / kOctetBytes;
-  constexpr int kTerms = 3;
   const std::int64_t room = t.rows ? (height + kRowTokens - 1) / kRowTokens * kRowTokens : height;
   const std::int64_t header = t.digits.halves_header();
   alignas(64) float x[kMaxFixedSegment + 16];
-  alignas(64) std::byte octets_of[kTogether][kTerms][2 * kMaxFixedSegment];
+  alignas(64) std::byte octets_of[kTogether][2 * kMaxFixedSegment];
   const std::byte* rows[kTogether];
   const std::byte* pieces[kTogether];
   act_rule::Rule rules[kTogether];
   for (std::int64_t i = 0; i < tokens; ++i) {
     rows[i] = t.row(m + first + i, i);
-    pieces[i] = octets_of[i][0];
+    pieces[i] = octets_of[i];
   }
   std::byte* out = t.out + m * t.token_bytes;
   std::int64_t block_end = 0;
@@ -553,40 +579,45 @@ inline void halves_of(const PrepareTask& t, std::int64_t m, std::int64_t height,
     if (begins_block) block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
     for (std::int64_t i = 0; i < tokens; ++i) {
       if (begins_block) rules[i] = rule_of(t, rows[i], m + first + i, k, block_end);
-      if (t.digits.fp8 || t.terms > 1) {
+      if (t.digits.fp8) {
+        std::memcpy(out + 4 * (first + i), &rules[i].scale, 4);
         gather(t, rows[i], k, end - k, x);
-        if (t.digits.fp8) std::memcpy(out + 4 * (first + i), &rules[i].scale, 4);
-        if (t.digits.fp8 && t.given.scale == nullptr) round_to_e4m3(x, end - k, rules[i], 1.0f);
+        if (t.given.scale == nullptr) round_to_e4m3(x, end - k, rules[i], 1.0f);
         for (std::int64_t j = end - k; j < octets * tile::kOctet; ++j) x[j] = 0;
-      }
-      if (t.terms > 1) {
-        split(x, octets * tile::kOctet, t.terms, octets_of[i]);
-        continue;
       }
       for (std::int64_t o = 0; o < octets; ++o) {
         const HalfOctet octet =
             t.digits.fp8 ? halves_of_floats(x + o * tile::kOctet) : halves_at(t, rows[i], k + o * tile::kOctet, end);
         const HalfOctet pairs = __builtin_shufflevector(octet, octet, 0, 2, 4, 6, 1, 3, 5, 7);
-        std::memcpy(octets_of[i][0] + o * kOctetBytes, &pairs, sizeof pairs);
+        std::memcpy(octets_of[i] + o * kOctetBytes, &pairs, sizeof pairs);
       }
     }
     out += header * room;
     if (t.rows) {
       for (std::int64_t i = 0; i < tokens; ++i)
-        for (std::int64_t o = 0; o < octets; o += kRowOctets)
-          for (int term = 0; term < t.terms; ++term) {
-            const std::int64_t r = first + i, step = (r / kRowTokens * octets + o) / kRowOctets * t.terms + term;
-            std::memcpy(out + (step * kRowTokens + r % kRowTokens) * kRowBytes, octets_of[i][term] + o * kOctetBytes, kRowBytes);
-          }
+        for (std::int64_t o = 0; o < octets; o += kRowOctets) {
+          const std::int64_t r = first + i, at = (r / kRowTokens * octets + o) / kRowOctets * kRowTokens + r % kRowTokens;
+          std::memcpy(out + at * kRowBytes, octets_of[i] + o * kOctetBytes, kRowBytes);
+        }
     } else {
       lay_words(pieces, tokens, octets * kOctetBytes / 4, room, out + 4 * first);
     }
-    out += kOctetBytes * octets * t.terms * room;
+    out += kOctetBytes * octets * room;
   }
 }
 void halves(const PrepareTask& t, std::int64_t m) {
   const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together(), end = t.end(height);
-  for (std::int64_t r = t.begin; r < end; r += tokens) halves_of(t, m, height, r, least(tokens, end - r));
+  for (std::int64_t r = t.begin; r < end; r += tokens) {
+    const std::int64_t count = least(tokens, end - r);
+    if (!t.rows || t.digits.fp8)
+      halves_of(t, m, height, r, count);
+    else if (t.terms == 1)
+      sums_of(1, t, m, height, r, count);
+    else if (t.terms == 2)
+      sums_of(2, t, m, height, r, count);
+    else
+      sums_of(3, t, m, height, r, count);
+  }
 }
 
 #endif

@@ -318,29 +318,19 @@ Result<LayerBench> bench_block(const BlockCase& block, const BenchSpec& spec, Be
                                const std::function<void(const std::string&)>& step) {
   const auto products = products_of(block);
   if (!products.ok()) return products.status();
-  LayerBench bench;
-  Status refusal;
-  for (const DType type : spec.acts) {
-    const std::string what = fmt::format("block {} {}", block.scheme.name(), name(type));
+  const auto measure = [&](DType type, const std::string& what, std::vector<BenchResult>& results) -> Status {
     step(what + " packing");
     const auto packed = pack_all(*products, block, type, spec, machine);
-    Status refused = packed.status();
+    if (!packed.ok()) return packed.status();
     for (const std::int64_t m : block.m) {
-      if (!refused.ok()) break;
       step(fmt::format("{} M={}", what, m));
       auto measured = bench_m(block, *products, *packed, type, m, spec, machine);
-      if (!measured.ok())
-        refused = measured.status();
-      else
-        std::ranges::move(*measured, std::back_inserter(bench.results));
+      if (!measured.ok()) return measured.status();
+      std::ranges::move(*measured, std::back_inserter(results));
     }
-    if (refused.ok()) continue;
-    refusal = refused.with_context(what);
-    if (refused.code() != StatusCode::unsupported) return refusal;
-    bench.left_out.emplace_back(refusal.message());
-  }
-  if (bench.results.empty() && !refusal.ok()) return refusal;
-  return bench;
+    return {};
+  };
+  return bench_types("block", block.scheme, spec.acts, measure);
 }
 
 }  // namespace nibble::cli

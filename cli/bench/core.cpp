@@ -700,4 +700,21 @@ Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, Be
   return bench;
 }
 
+Result<LayerBench> bench_types(
+    std::string_view what, const Scheme& scheme, std::span<const DType> types,
+    const std::function<Status(DType type, const std::string& name, std::vector<BenchResult>& results)>& measure) {
+  LayerBench bench;
+  Status refusal;
+  for (const DType type : types) {
+    const std::string label = fmt::format("{} {} {}", what, scheme.name(), name(type));
+    const Status refused = measure(type, label, bench.results);
+    if (refused.ok()) continue;
+    refusal = refused.with_context(label);
+    if (refused.code() != StatusCode::unsupported) return refusal;
+    bench.left_out.emplace_back(refusal.message());
+  }
+  if (bench.results.empty() && !refusal.ok()) return refusal;
+  return bench;
+}
+
 }  // namespace nibble::cli

@@ -353,5 +353,10 @@ std::vector<bool> orders_of(Operation operation);
 /// nothing to measure.
 Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, BenchMachine& machine,
                                const std::function<void(const std::string&)>& step);
+/// Measures a block, or a layer of experts, for each type of A: `measure` appends its results, and gets the name of what it measures. After
+/// a refusal as unsupported the rest of the type is left out. Refuses where it has nothing to measure.
+Result<LayerBench> bench_types(
+    std::string_view what, const Scheme& scheme, std::span<const DType> types,
+    const std::function<Status(DType type, const std::string& name, std::vector<BenchResult>& results)>& measure);
 
 }  // namespace nibble::cli

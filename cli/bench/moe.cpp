@@ -249,30 +249,20 @@ Result<LayerBench> bench_moe(const MoeCase& layer, const BenchSpec& spec, BenchM
                              const std::function<void(const std::string&)>& step) {
   const auto weights = weights_of(layer);
   if (!weights.ok()) return weights.status();
-  LayerBench bench;
-  Status refusal;
-  for (const DType type : spec.acts) {
-    const std::string what = fmt::format("experts {} {}", layer.scheme.name(), name(type));
+  const auto measure = [&](DType type, const std::string& what, std::vector<BenchResult>& results) -> Status {
     step(what + " packing");
     const auto packed = pack_all(layer, *weights, type, spec, machine);
-    Status refused = packed.status();
+    if (!packed.ok()) return packed.status();
     for (const Routing routing : layer.routings)
       for (const std::int64_t tokens : layer.m) {
-        if (!refused.ok()) break;
         step(fmt::format("{} {} M={}", what, name(routing), tokens));
         auto measured = bench_tokens(layer, *weights, *packed, type, routing, tokens, spec, machine);
-        if (!measured.ok())
-          refused = measured.status();
-        else
-          std::ranges::move(*measured, std::back_inserter(bench.results));
+        if (!measured.ok()) return measured.status();
+        std::ranges::move(*measured, std::back_inserter(results));
       }
-    if (refused.ok()) continue;
-    refusal = refused.with_context(what);
-    if (refused.code() != StatusCode::unsupported) return refusal;
-    bench.left_out.emplace_back(refusal.message());
-  }
-  if (bench.results.empty() && !refusal.ok()) return refusal;
-  return bench;
+    return {};
+  };
+  return bench_types("experts", layer.scheme, spec.acts, measure);
 }
 
 }  // namespace nibble::cli

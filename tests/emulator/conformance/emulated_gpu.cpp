@@ -4,11 +4,15 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "conformance/rows.hpp"
 #include "core/error.hpp"
 #include "emulator/conformance/launchers.hpp"
 #include "emulator/gpu.hpp"
 
 namespace nibble {
+
+const bool kGpuRowsAreBuilt = true;
+
 namespace {
 
 Status not_emulated() { return {StatusCode::unsupported, "not on the emulated GPU"}; }

@@ -1,0 +1,7 @@
+#include "rows.hpp"
+
+namespace nibble {
+
+const bool kGpuRowsAreBuilt = NIBBLE_WITH_CUDA;
+
+}  // namespace nibble

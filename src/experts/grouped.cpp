@@ -125,8 +125,12 @@ Result<GroupedPlan> GroupedPlan::make(const PackedExperts& experts, const Linear
       on_gpu ? plan_experts(experts.for_plans(), experts.count(), spec, options) : Plan::linear(experts[0], spec, options);
   if (!plan.ok()) return plan.status();
   const Plan* const plans[] = {&*plan};
-  const experts::Shares shares =
-      on_gpu ? experts::Shares() : experts::Shares(experts.count(), spec.m_max, experts::threads_of(options), plans);
+  const experts::Shares::Sizes sizes{
+      .experts = experts.count(),
+      .rows = spec.m_max,
+      .expert_rows = spec.m_max,
+      .row_bytes = experts::padded(static_cast<std::size_t>(experts.k() * bits(spec.a_dtype) / 8))};
+  const experts::Shares shares = on_gpu ? experts::Shares() : experts::Shares(sizes, experts::threads_of(options), plans);
   return GroupedPlan(
       std::make_shared<Impl>(Impl{*std::move(plan), spec, experts.count(), experts.n(), experts.k(), experts.backend(), shares}));
 } catch (...) {
@@ -135,7 +139,7 @@ Result<GroupedPlan> GroupedPlan::make(const PackedExperts& experts, const Linear
 
 std::size_t GroupedPlan::workspace_bytes() const {
   if (impl_->memory == Backend::cuda) return impl_->device_workspace_bytes();
-  return experts::kAlignment + impl_->shares_bytes() + impl_->gathered_bytes() + impl_->shares.workspace_bytes();
+  return experts::kAlignment + impl_->shares_bytes() + impl_->shares.workspace_bytes();
 }
 
 const Plan& GroupedPlan::expert_plan() const { return impl_->plan; }
@@ -152,7 +156,6 @@ Status GroupedPlan::run(const PackedExperts& experts, const ConstTensorView& a, 
   NIBBLE_RETURN_IF_ERROR(experts::check_row_operands(impl.spec, operands, d));
   NIBBLE_ASSIGN_OR_RETURN(experts::Arena arena, experts::Arena::of(workspace, workspace_bytes()));
   const std::span<Share> shares = arena.take<Share>(static_cast<std::size_t>(impl.experts));
-  std::byte* const gathered = arena.take<std::byte>(impl.gathered_bytes()).data();
   const std::int64_t operand_rows = padded ? d.dim(0) * d.dim(1) : all;
 
   std::size_t count = 0;
@@ -177,7 +180,8 @@ Status GroupedPlan::run(const PackedExperts& experts, const ConstTensorView& a, 
                              if (rows.rows.empty()) {
                                from = rows_of(a, share.first, share.rows);
                              } else {
-                               std::byte* const at = gathered + static_cast<std::size_t>(share.first) * impl.row_bytes();
+                               std::byte* const at = scratch.data();
+                               scratch = scratch.subspan(static_cast<std::size_t>(share.rows) * experts::padded(impl.row_bytes()));
                                threads.parallel_for(share.rows, [&](std::int64_t i) {
                                  const std::int64_t row = experts::index_at(rows.rows, share.first + i);
                                  std::memcpy(at + static_cast<std::size_t>(i) * impl.row_bytes(), rows_of(a, row, 1).data,

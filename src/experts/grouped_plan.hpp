@@ -15,7 +15,6 @@ struct GroupedPlan::Impl {
   experts::Shares shares;  // in host memory
 
   std::size_t row_bytes() const { return static_cast<std::size_t>(k * bits(spec.a_dtype) / 8); }
-  std::size_t gathered_bytes() const { return experts::padded(static_cast<std::size_t>(spec.m_max) * row_bytes()); }
   std::size_t shares_bytes() const { return experts::padded(static_cast<std::size_t>(experts) * sizeof(experts::Share)); }
   std::size_t device_workspace_bytes() const;
 

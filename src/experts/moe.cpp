@@ -5,7 +5,9 @@
 //   x[t] of its pairs ──gate_up, glu──▶ hidden ──down──▶ results, f32       an expert at a time (shares.hpp)
 //   D[t] = Σ_j weights[t,j] · results[pair (t, j)], in the order of j       a token at a time
 //
-// Workspace: shares | pairs | places of pairs | x of pairs | hidden | results | of the plans
+// Workspace: shares | pairs | places of pairs | results | of each expert at a time: its x | its hidden | of the plans
+//
+// x and hidden of one expert fit a core's L2, where the products read them: a copy of all pairs would go through memory twice.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -89,9 +91,14 @@ Result<MoePlan> MoePlan::make(const PackedExperts& gate_up, const LinearSpec& ga
   NIBBLE_ASSIGN_OR_RETURN(Plan down_plan, planned(down, second));
   if (on_gpu) NIBBLE_RETURN_IF_ERROR(experts::check_device_experts(gate_up.count()));
   const Plan* const plans[] = {&gate_up_plan, &down_plan};
-  const experts::Shares shares =
-      on_gpu ? experts::Shares()
-             : experts::Shares(gate_up.count(), product({spec.tokens_max, spec.top_k}), experts::threads_of(options), plans);
+  const auto row_bytes = [](std::int64_t columns, DType type) {
+    return experts::padded(static_cast<std::size_t>(columns * bits(type) / 8));
+  };
+  const experts::Shares::Sizes sizes{.experts = gate_up.count(),
+                                     .rows = product({spec.tokens_max, spec.top_k}),
+                                     .expert_rows = spec.tokens_max,
+                                     .row_bytes = row_bytes(gate_up.k(), first.a_dtype) + row_bytes(hidden, second.a_dtype)};
+  const experts::Shares shares = on_gpu ? experts::Shares() : experts::Shares(sizes, experts::threads_of(options), plans);
   return MoePlan(std::make_shared<Impl>(Impl{.spec = spec,
                                              .sum = {.residual = spec.residual, .out = spec.out},
                                              .gate_up = gate_up_plan,
@@ -155,8 +162,6 @@ Status MoePlan::run(const PackedExperts& gate_up, const PackedExperts& down, con
   const std::span<Share> shares = arena.take<Share>(static_cast<std::size_t>(impl.experts));
   const std::span<std::int32_t> pairs = arena.take<std::int32_t>(impl.pairs());   // t · top_k + j, by place
   const std::span<std::int32_t> places = arena.take<std::int32_t>(impl.pairs());  // the inverse; of none −1
-  std::byte* const x_rows = arena.take<std::byte>(impl.pairs() * impl.x_row()).data();
-  std::byte* const hidden = arena.take<std::byte>(impl.pairs() * impl.hidden_row()).data();
   float* const results = arena.take<float>(impl.pairs() * static_cast<std::size_t>(impl.n)).data();
   Executor& threads = executor != nullptr ? *executor : default_executor();
 
@@ -185,18 +190,21 @@ Status MoePlan::run(const PackedExperts& gate_up, const PackedExperts& down, con
   const std::span<const Share> work(shares.begin(), end);
 
   const auto both_products = [&](const Share& share, Executor& own, std::span<std::byte> scratch) -> Status {
-    const auto at = static_cast<std::size_t>(share.first);
-    std::byte* const rows = x_rows + at * impl.x_row();
-    own.parallel_for(share.rows, [&](std::int64_t i) {
-      const std::int64_t t = pairs[at + static_cast<std::size_t>(i)] / top_k;
-      std::memcpy(rows + static_cast<std::size_t>(i) * impl.x_row(), experts::rows_of(x, t, 1).data, impl.x_row());
-    });
-    std::byte* const between = hidden + at * impl.hidden_row();
-    const ConstTensorView from(rows, impl.x_type, {share.rows, impl.k});
-    const TensorView middle(between, impl.hidden_type, {share.rows, impl.hidden});
+    const auto at = static_cast<std::size_t>(share.first), rows = static_cast<std::size_t>(share.rows);
+    NIBBLE_ASSIGN_OR_RETURN(experts::Arena own_arena, experts::Arena::of(scratch, 0));
+    ConstTensorView from = experts::rows_of(x, pairs[at] / top_k, 1);  // a single row is read where it lies
+    if (rows > 1) {
+      std::byte* const gathered = own_arena.take<std::byte>(rows * impl.x_row()).data();
+      own.parallel_for(share.rows, [&](std::int64_t i) {
+        const std::int64_t t = pairs[at + static_cast<std::size_t>(i)] / top_k;
+        std::memcpy(gathered + static_cast<std::size_t>(i) * impl.x_row(), experts::rows_of(x, t, 1).data, impl.x_row());
+      });
+      from = ConstTensorView(gathered, impl.x_type, {share.rows, impl.k});
+    }
+    const TensorView middle(own_arena.take<std::byte>(rows * impl.hidden_row()).data(), impl.hidden_type, {share.rows, impl.hidden});
     const TensorView to(results + at * static_cast<std::size_t>(impl.n), {share.rows, impl.n});
-    NIBBLE_RETURN_IF_ERROR(impl.gate_up.run(gate_up[share.expert], from, middle, {}, scratch, &own));
-    return impl.down.run(down[share.expert], middle, to, {}, scratch, &own);
+    NIBBLE_RETURN_IF_ERROR(impl.gate_up.run(gate_up[share.expert], from, middle, {}, own_arena.rest(), &own));
+    return impl.down.run(down[share.expert], middle, to, {}, own_arena.rest(), &own);
   };
   if (!work.empty()) NIBBLE_RETURN_IF_ERROR(impl.shares.run(work, arena.rest(), threads, both_products));
 

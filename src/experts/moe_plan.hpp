@@ -24,9 +24,8 @@ struct MoePlan::Impl {
   std::size_t workspace_bytes() const {
     if (memory == Backend::cuda) return device_workspace_bytes();
     return experts::kAlignment + experts::padded(static_cast<std::size_t>(experts) * sizeof(experts::Share)) +
-           2 * experts::padded(pairs() * sizeof(std::int32_t)) + experts::padded(pairs() * x_row()) +
-           experts::padded(pairs() * hidden_row()) + experts::padded(pairs() * static_cast<std::size_t>(n) * sizeof(float)) +
-           shares.workspace_bytes();
+           2 * experts::padded(pairs() * sizeof(std::int32_t)) +
+           experts::padded(pairs() * static_cast<std::size_t>(n) * sizeof(float)) + shares.workspace_bytes();
   }
   std::size_t device_workspace_bytes() const;
 

@@ -20,13 +20,16 @@ std::size_t most_bytes(const Plan& plan, std::int64_t rows) {
 
 }  // namespace
 
-Shares::Shares(std::int64_t experts, std::int64_t rows, int threads, std::span<const Plan* const> plans) : threads_(threads) {
+Shares::Shares(const Sizes& sizes, int threads, std::span<const Plan* const> plans) : threads_(threads) {
   // With an even part of the work of all rows, the most that runs_alone() leaves.
-  small_rows_ = std::min(rows, (rows + kRowsOfReading * std::min(experts, rows)) / threads);
+  const std::int64_t even = (sizes.rows + kRowsOfReading * std::min(sizes.experts, sizes.rows)) / threads;
+  small_rows_ = std::min(sizes.expert_rows, even);
   for (const Plan* plan : plans) {
     workspace_ = std::max(workspace_, plan->workspace_bytes());
     small_bytes_ = std::max(small_bytes_, most_bytes(*plan, small_rows_));
   }
+  workspace_ += static_cast<std::size_t>(sizes.expert_rows) * sizes.row_bytes;
+  small_bytes_ += static_cast<std::size_t>(small_rows_) * sizes.row_bytes;
   workspace_ = std::max(workspace_, static_cast<std::size_t>(threads) * small_bytes_);
 }
 

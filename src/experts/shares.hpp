@@ -29,10 +29,17 @@ struct Share {
 class Shares {
  public:
   Shares() = default;
-  /// For up to `rows` rows of `experts` experts, by up to so many threads, with these plans of an expert's rows.
-  Shares(std::int64_t experts, std::int64_t rows, int threads, std::span<const Plan* const> plans);
+  /// Of how many rows there are, and of what a task needs.
+  struct Sizes {
+    std::int64_t experts;
+    std::int64_t rows;         // of all experts
+    std::int64_t expert_rows;  // the most of one
+    std::size_t row_bytes;     // of scratch memory that a task has for each of its rows beside the plans', whole cache lines
+  };
+  /// By up to so many threads, with these plans of an expert's rows.
+  Shares(const Sizes& sizes, int threads, std::span<const Plan* const> plans);
 
-  /// Of all plans' runs.
+  /// Of all tasks.
   std::size_t workspace_bytes() const { return workspace_; }
 
   /// Calls task(share, executor, scratch memory) for each share. Returns the first error; the other shares may have run.

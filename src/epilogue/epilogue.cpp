@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -136,6 +137,20 @@ void apply(Function function, float* acc, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) acc[i] = function(acc[i]);
 }
 
+/// Of four numbers at a time, the last ones filled up: a number has the same bits wherever it stands.
+void apply(Sigmoid sigmoid, float* acc, std::int64_t count) {
+  typedef float Floats __attribute__((vector_size(16)));
+  typedef std::uint32_t Bits __attribute__((vector_size(16)));
+  constexpr std::int64_t kLanes = sizeof(Floats) / sizeof(float);
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const std::size_t bytes = static_cast<std::size_t>(std::min(kLanes, count - i)) * sizeof(float);
+    Floats x{};
+    bytes == sizeof x ? std::memcpy(&x, acc + i, sizeof x) : std::memcpy(&x, acc + i, bytes);
+    const Floats y = (sigmoid.times_x ? x : Floats{} + 1.0f) / (1.0f + exp_in_sum<Floats, Bits>(-sigmoid.beta * x));
+    bytes == sizeof y ? std::memcpy(acc + i, &y, sizeof y) : std::memcpy(acc + i, &y, bytes);
+  }
+}
+
 /// The sums of a glu become the products of its halves, half as many.
 void multiply_halves(const EpilogueSpec& spec, const Operands& args, float* acc, std::int64_t m, std::int64_t j,
                      std::int64_t count, std::int64_t half) {
@@ -146,7 +161,15 @@ void multiply_halves(const EpilogueSpec& spec, const Operands& args, float* acc,
   scale_and_add(spec, args, acc + 1, 2, m, half + j, count);
   const GluLimits limits{spec.glu_limit, spec.glu_offset};
   with_activation(spec, [&](auto function) {
-    for (std::int64_t i = 0; i < count; ++i) acc[i] = function(limits.gate(acc[2 * i])) * limits.other(acc[2 * i + 1]);
+    constexpr std::int64_t kPart = 16;  // halves of their own: loops over them are vectors
+    float gate[kPart], other[kPart];
+    for (std::int64_t i = 0; i < count; i += kPart) {
+      const std::int64_t part = std::min(kPart, count - i);
+      for (std::int64_t c = 0; c < part; ++c)
+        gate[c] = limits.gate(acc[2 * (i + c)]), other[c] = limits.other(acc[2 * (i + c) + 1]);
+      apply(function, gate, part);
+      for (std::int64_t c = 0; c < part; ++c) acc[i + c] = gate[c] * other[c];
+    }
   });
 }
 

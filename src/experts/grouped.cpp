@@ -164,34 +164,34 @@ Status GroupedPlan::run(const PackedExperts& experts, const ConstTensorView& a, 
     if (own != 0) shares[count++] = {e, first, own};
     first += own;
   }
-  return impl.shares.run(shares.first(count), arena.rest(), executor != nullptr ? *executor : default_executor(),
-                         [&](const Share& share, Executor& threads, std::span<std::byte> scratch) {
-                           ConstTensorView from;
-                           TensorView to;
-                           Operands own = operands;
-                           const std::int64_t begin = padded ? share.expert * d.dim(1) : share.first;  // of operands
-                           for (ConstTensorView* each : {&own.row_scale, &own.gate, &own.residual, &own.a_scale, &own.a_zero})
-                             if (!each->empty() && each->dim(0) == operand_rows) *each = rows_of(*each, begin, share.rows);
-                           if (padded) {
-                             from = experts::matrix_of(a, share.expert, share.rows);
-                             to = experts::matrix_of(d, share.expert, share.rows);
-                           } else {
-                             to = rows_of(d, share.first, share.rows);
-                             if (rows.rows.empty()) {
-                               from = rows_of(a, share.first, share.rows);
-                             } else {
-                               std::byte* const at = scratch.data();
-                               scratch = scratch.subspan(static_cast<std::size_t>(share.rows) * experts::padded(impl.row_bytes()));
-                               threads.parallel_for(share.rows, [&](std::int64_t i) {
-                                 const std::int64_t row = experts::index_at(rows.rows, share.first + i);
-                                 std::memcpy(at + static_cast<std::size_t>(i) * impl.row_bytes(), rows_of(a, row, 1).data,
-                                             impl.row_bytes());
-                               });
-                               from = ConstTensorView(at, a.dtype, {share.rows, impl.k});
-                             }
-                           }
-                           return impl.plan.run(experts[share.expert], from, to, own, scratch, &threads);
-                         });
+  return impl.shares.run(
+      shares.first(count), arena.rest(), executor != nullptr ? *executor : default_executor(),
+      [&](const Share& share, Executor& threads, std::span<std::byte> scratch) {
+        ConstTensorView from;
+        TensorView to;
+        Operands own = operands;
+        const std::int64_t begin = padded ? share.expert * d.dim(1) : share.first;  // of operands
+        for (ConstTensorView* each : {&own.row_scale, &own.gate, &own.residual, &own.a_scale, &own.a_zero})
+          if (!each->empty() && each->dim(0) == operand_rows) *each = rows_of(*each, begin, share.rows);
+        if (padded) {
+          from = experts::matrix_of(a, share.expert, share.rows);
+          to = experts::matrix_of(d, share.expert, share.rows);
+        } else {
+          to = rows_of(d, share.first, share.rows);
+          if (rows.rows.empty()) {
+            from = rows_of(a, share.first, share.rows);
+          } else {
+            std::byte* const at = scratch.data();
+            scratch = scratch.subspan(static_cast<std::size_t>(share.rows) * experts::padded(impl.row_bytes()));
+            threads.parallel_for(share.rows, [&](std::int64_t i) {
+              const std::int64_t row = experts::index_at(rows.rows, share.first + i);
+              std::memcpy(at + static_cast<std::size_t>(i) * impl.row_bytes(), rows_of(a, row, 1).data, impl.row_bytes());
+            });
+            from = ConstTensorView(at, a.dtype, {share.rows, impl.k});
+          }
+        }
+        return impl.plan.run(experts[share.expert], from, to, own, scratch, &threads);
+      });
 } catch (...) {
   return caught();
 }

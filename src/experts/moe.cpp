@@ -201,7 +201,8 @@ Status MoePlan::run(const PackedExperts& gate_up, const PackedExperts& down, con
       });
       from = ConstTensorView(gathered, impl.x_type, {share.rows, impl.k});
     }
-    const TensorView middle(own_arena.take<std::byte>(rows * impl.hidden_row()).data(), impl.hidden_type, {share.rows, impl.hidden});
+    const TensorView middle(own_arena.take<std::byte>(rows * impl.hidden_row()).data(), impl.hidden_type,
+                            {share.rows, impl.hidden});
     const TensorView to(results + at * static_cast<std::size_t>(impl.n), {share.rows, impl.n});
     NIBBLE_RETURN_IF_ERROR(impl.gate_up.run(gate_up[share.expert], from, middle, {}, own_arena.rest(), &own));
     return impl.down.run(down[share.expert], middle, to, {}, own_arena.rest(), &own);

@@ -1,13 +1,19 @@
 // The rows of experts as work for threads.
 //
-//   rows in the order of experts    │ expert 0 │ 2 │      expert 5       │7│    experts without rows have no share
-//                                   ├──────────┼───┼─────────────────────┼─┤
-//   threads                          side by side     one after the other, each by all threads
+//   rows in the order of experts   │ expert 0 │ 2 │      expert 5       │7│     experts without rows have no share
 //
-// A share that takes longer than an even part of all work is divided among all threads; the others run side by side, a thread each, so that
-// each core reads a weight of its own.
+//   thread 0   ├── expert 0 ──┤├── expert 7 ──┤├ 5 ┤
+//   thread 1   ├──────────── expert 5 ─────────────┤     a thread that finds no share to begin joins one under way
+//   thread 2   ├─── expert 2 ───┤├─────── 5 ───────┤
+//
+// A task of a share runs on each of its threads. What it computes outside of its loops, every one of them computes, and writes to memory that
+// is its own; the iterations of each loop are divided as threads come for them, and a loop ends for all when its last iteration has. So nobody
+// waits for a thread that has not come, each core reads a weight of its own while there are enough of them, and all cores end together.
+// A share of more rows than the scratch memory of a thread is for runs before the others, by all threads.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -20,9 +26,38 @@
 
 namespace nibble::experts {
 
+/// The most loops of a task: a gather and five steps of each of two plans.
+constexpr std::size_t kMostLoops = 12;
+
+/// The threads of a share: the iterations of its loops, in order, that have been taken and that have ended.
+struct alignas(64) Team {
+  struct Loop {
+    std::atomic<std::int64_t> taken = 0, ended = 0;
+  };
+  std::array<Loop, kMostLoops> loops;
+  std::atomic<const std::byte*> scratch = nullptr;  // once the share has begun
+  std::atomic<bool> done = false;
+};
+
 /// Rows [first, first + rows) of the sorted order are expert `expert`'s.
 struct Share {
   std::int64_t expert = 0, first = 0, rows = 0;
+};
+
+/// What a member of a team runs loops on: every member runs the same ones in the same order.
+class TeamMember final : public Executor {
+ public:
+  /// threads: that may come at most.
+  TeamMember(Team& team, int threads) : team_(team), threads_(threads) {}
+  int threads() const override { return threads_; }
+
+ protected:
+  void run(std::int64_t count, LoopBody body) override;
+
+ private:
+  Team& team_;
+  std::size_t loop_ = 0;
+  int threads_;
 };
 
 /// The order in which shares run, and the scratch memory for it.
@@ -39,31 +74,22 @@ class Shares {
   /// By up to so many threads, with these plans of an expert's rows.
   Shares(const Sizes& sizes, int threads, std::span<const Plan* const> plans);
 
-  /// Of all tasks.
-  std::size_t workspace_bytes() const { return workspace_; }
+  /// Of all tasks, and of the teams.
+  std::size_t workspace_bytes() const;
 
-  /// Calls task(share, executor, scratch memory) for each share. Returns the first error; the other shares may have run.
+  /// Calls task(share, executor, scratch memory) for each share, on several threads at once, which write outside of the executor's loops to
+  /// memory of their own only. Returns the first error; the other shares may have run.
   template <class Task>
   Status run(std::span<const Share> shares, std::span<std::byte> workspace, Executor& executor, Task task) const;
 
  private:
-  bool runs_alone(const Share& share, std::span<const Share> all, int threads) const;
+  std::span<Team> teams(std::size_t count, std::span<std::byte>& workspace) const;
 
-  int threads_ = 1;              // that run shares side by side, at most
+  int threads_ = 1;  // that have scratch memory
+  std::int64_t experts_ = 0;
   std::int64_t small_rows_ = 0;  // of a share that runs beside others, at most
   std::size_t small_bytes_ = 0;  // of its scratch memory
-  std::size_t workspace_ = 0;
-};
-
-/// Runs loops on the calling thread.
-class OneThread final : public Executor {
- public:
-  int threads() const override { return 1; }
-
- protected:
-  void run(std::int64_t count, LoopBody body) override {
-    for (std::int64_t i = 0; i < count; ++i) body(i);
-  }
+  std::size_t scratch_ = 0;      // of all threads
 };
 
 /// Rows [first, first + count) of a matrix or vector; of an absent one nothing.
@@ -79,27 +105,36 @@ View rows_of(const View& view, std::int64_t first, std::int64_t count) {
 
 template <class Task>
 Status Shares::run(std::span<const Share> shares, std::span<std::byte> workspace, Executor& executor, Task task) const {
-  const int threads = executor.threads() < threads_ ? executor.threads() : threads_;
-  std::int64_t beside = 0;
-  for (const Share& share : shares) {
-    if (!runs_alone(share, shares, threads))
-      ++beside;
-    else if (Status status = task(share, executor, workspace); !status.ok())
-      return status;
+  const std::span<Team> teams = this->teams(shares.size(), workspace);
+  const int threads = std::min(executor.threads(), threads_);
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    if (shares[i].rows <= small_rows_) continue;
+    NIBBLE_RETURN_IF_ERROR(task(shares[i], executor, workspace));
+    teams[i].done = true;
   }
-  if (beside == 0) return {};
   std::atomic<std::size_t> next = 0;
   std::mutex mutex;
   Status first;
-  executor.parallel_for(beside < threads ? beside : threads, [&](std::int64_t worker) {
-    OneThread alone;
-    const std::span<std::byte> own = workspace.subspan(static_cast<std::size_t>(worker) * small_bytes_, small_bytes_);
-    for (std::size_t i = next++; i < shares.size(); i = next++) {
-      if (runs_alone(shares[i], shares, threads)) continue;
-      Status status = task(shares[i], alone, own);
-      if (status.ok()) continue;
+  executor.parallel_for(threads, [&](std::int64_t worker) {
+    const auto work_on = [&](std::size_t i, const std::byte* scratch) {
+      TeamMember member(teams[i], threads);
+      const auto at = static_cast<std::size_t>(scratch - workspace.data());
+      Status status = task(shares[i], member, workspace.subspan(at, small_bytes_));
+      teams[i].done.store(true, std::memory_order_relaxed);
+      if (status.ok()) return;
       const std::lock_guard lock(mutex);
       if (first.ok()) first = std::move(status);
+    };
+    const std::byte* const own = workspace.data() + static_cast<std::size_t>(worker) * small_bytes_;
+    for (std::size_t i = next++; i < shares.size(); i = next++) {
+      if (teams[i].done.load(std::memory_order_relaxed)) continue;
+      teams[i].scratch.store(own, std::memory_order_release);
+      work_on(i, own);
+    }
+    for (std::size_t j = 0; j < shares.size(); ++j) {
+      const std::size_t i = (static_cast<std::size_t>(worker) + j) % shares.size();
+      const std::byte* const scratch = teams[i].scratch.load(std::memory_order_acquire);
+      if (scratch != nullptr && !teams[i].done.load(std::memory_order_relaxed)) work_on(i, scratch);
     }
   });
   return first;

@@ -5,12 +5,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "expert_layer.hpp"
+#include "experts/shares.hpp"
 #include "nibble/nibble.hpp"
 #include "quantize/act_rule.hpp"
 #include "random_weights.hpp"
@@ -52,6 +56,63 @@ TEST(Moe, GivesTheSameBitsForAnyThreadsAndLoads) {
         }
       }
     }
+}
+
+/// Four threads by its own account, of which one comes, or one after the other, the last first.
+class InTurn final : public Executor {
+ public:
+  explicit InTurn(bool others_come) : others_come_(others_come) {}
+  int threads() const override { return 4; }
+
+ protected:
+  void run(std::int64_t count, LoopBody body) override {
+    for (std::int64_t i = count - 1; i >= 0; --i) others_come_ ? std::jthread([&] { body(i); }).join() : body(i);
+  }
+
+ private:
+  bool others_come_;
+};
+
+TEST(Moe, WaitsForNoThreadThatHasNotCome) {
+  for (const Sizes& s : {Sizes{}, Sizes{.experts = 40, .tokens = 50, .top_k = 4}, Sizes{.tokens = 1, .top_k = 2}})
+    for (const bool hot : {false, true}) {
+      const Layer layer("u4zg32", s, hot);
+      const auto one = make_executor(1);
+      const std::vector<float> wanted = layer.run(one.get(), {.threads = 4});
+      for (const bool others_come : {false, true}) {
+        InTurn executor(others_come);
+        EXPECT_EQ(layer.run(&executor, {.threads = 4}), wanted) << s.tokens << hot << others_come;
+      }
+    }
+}
+
+TEST(Team, ALoopEndsForAllWithItsLastIteration) {
+  experts::Team team;
+  std::atomic<int> first = 0, second = 0;
+  const auto member = [&] {
+    experts::TeamMember own(team, 2);
+    own.parallel_for(7, [&](std::int64_t i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(i == 5 ? 30 : 5));
+      ++first;
+    });
+    EXPECT_EQ(first, 7);
+    own.parallel_for(3, [&](std::int64_t) { ++second; });
+    EXPECT_EQ(second, 3);
+  };
+  {
+    const std::jthread other(member);
+    member();
+  }
+  member();  // finds nothing left to do
+}
+
+// Of experts that have many rows each, and fewer experts than threads: iterations of every loop are divided.
+TEST(Moe, ThreadsShareAnExpert) {
+  const Layer layer("u4zg32", {.experts = 3, .tokens = 40, .top_k = 2, .k = 256, .hidden = 320, .n = 288});
+  const auto one = make_executor(1), many = make_executor(16);
+  const std::vector<float> wanted = layer.run(one.get(), {.threads = 16});
+  EXPECT_LT(distance(wanted, layer.expected()), 1e-5);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(layer.run(many.get(), {.threads = 16}), wanted);
 }
 
 TEST(Moe, ATokenDoesNotDependOnTheOthers) {

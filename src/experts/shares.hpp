@@ -7,8 +7,8 @@
 //   thread 2   ├─── expert 2 ───┤├─────── 5 ───────┤
 //
 // A task of a share runs on each of its threads. What it computes outside of its loops, every one of them computes, and writes to memory that
-// is its own; the iterations of each loop are divided as threads come for them, and a loop ends for all when its last iteration has. So nobody
-// waits for a thread that has not come, each core reads a weight of its own while there are enough of them, and all cores end together.
+// is its own; the iterations of each loop are divided as threads come for them, and a loop ends for all when its last iteration has. So no thread
+// waits for one that has not come, each core reads a weight of its own while there are enough of them, and all cores end together.
 // A share of more rows than the scratch memory of a thread is for runs before the others, by all threads.
 #pragma once
 

@@ -113,6 +113,23 @@ std::vector<std::int64_t> stacked_shape(const Group::Stack& stack, const std::ve
   return {shape.begin() + (row ? 2 : 1), shape.end()};
 }
 
+Result<QuantTensor> deinterleaved(QuantTensor q) {
+  if (q.n % 2 != 0 || (q.scheme.group.n != 1 && q.scheme.group != GroupShape::tensor()))
+    return error(StatusCode::unsupported, "rows of gate and up take turns, and {} rows {} cannot be told apart", q.n,
+                 q.n % 2 != 0 ? "of which one is left over" : fmt::format("with scales of {} rows each", q.scheme.group.n));
+  const auto reorder = [&](auto& bytes) {
+    const std::size_t rows = static_cast<std::size_t>(q.n), width = bytes.size() / rows;
+    const auto stored = bytes;
+    for (std::size_t row = 0; row < rows; ++row)
+      std::copy_n(stored.begin() + static_cast<std::ptrdiff_t>(row * width), width,
+                  bytes.begin() + static_cast<std::ptrdiff_t>((row / 2 + row % 2 * (rows / 2)) * width));
+  };
+  reorder(q.codes);
+  for (Tensor* each : {&q.scales, &q.zeros, &q.bias})
+    if (!each->empty() && each->shape.front() == q.n) reorder(each->bytes);
+  return q;
+}
+
 std::vector<Group> stacked_experts(const Group& group, const storage::Shards& shards, std::vector<Note>& notes) {
   const std::array matrices{find(kGateUp, group, shards), find(kDown, group, shards)};
   if (matrices[0].codes() == nullptr || matrices[1].codes() == nullptr) return {};

@@ -31,4 +31,7 @@ std::string_view stacked_suffix(const Checkpoint::Impl::Group::Stack& stack, std
 /// The shape of an expert's element of a tensor of that shape: of scales [E,1,N] of columns [N].
 std::vector<std::int64_t> stacked_shape(const Checkpoint::Impl::Group::Stack& stack, const std::vector<std::int64_t>& shape);
 
+/// Rows 0, 2, 4, … and then rows 1, 3, 5, …: gate and up one below the other, of gpt-oss, whose rows of both take turns.
+Result<QuantTensor> deinterleaved(QuantTensor q);
+
 }  // namespace nibble

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "checkpoint/stacks.hpp"
 #include "core/error.hpp"
 #include "experts/pack_each.hpp"
 #include "nibble/join.hpp"
@@ -104,24 +105,6 @@ Result<const Module*> module_of(const Checkpoint& checkpoint, const ExpertLayer&
   if (module != nullptr && expert < layer.count) return module;
   return error(StatusCode::not_found, "{}: no module {}; the layer has experts 0…{}", checkpoint.path().string(), name,
                layer.count - 1);
-}
-
-/// Rows 0, 2, 4, … and then rows 1, 3, 5, …
-Result<QuantTensor> deinterleaved(QuantTensor q) {
-  if (q.n % 2 != 0 || (q.scheme.group.n != 1 && q.scheme.group != GroupShape::tensor()))
-    return error(StatusCode::unsupported, "rows of gate and up take turns, and {} rows {} cannot be told apart", q.n,
-                 q.n % 2 != 0 ? "of which one is left over" : fmt::format("with scales of {} rows each", q.scheme.group.n));
-  const auto reorder = [&](auto& bytes) {
-    const std::size_t rows = static_cast<std::size_t>(q.n), width = bytes.size() / rows;
-    const auto stored = bytes;
-    for (std::size_t row = 0; row < rows; ++row)
-      std::copy_n(stored.begin() + static_cast<std::ptrdiff_t>(row * width), width,
-                  bytes.begin() + static_cast<std::ptrdiff_t>((row / 2 + row % 2 * (rows / 2)) * width));
-  };
-  reorder(q.codes);
-  for (Tensor* each : {&q.scales, &q.zeros, &q.bias})
-    if (!each->empty() && each->shape.front() == q.n) reorder(each->bytes);
-  return q;
 }
 
 Result<QuantTensor> read_module_of(const Checkpoint& checkpoint, const ExpertLayer& layer, std::int64_t expert,

@@ -2,7 +2,9 @@
 """Times a layer of experts (nibble.moe) on a GPU or the CPU, for routings that fall evenly or unevenly on its experts.
 
     bench/moe.py 128,8,4096,1536 --device cuda --tokens 1,16,64,1024,4096
+    bench/moe.py 32,4,2880,2880 --scheme mxfp4 --tokens 1,16
 
+mxfp4 is the scheme of gpt-oss: codes of e2m1 in groups of 32, whose scales are exponents, e8m0.
 A call is one of 16 that follow one another, each with ids of its own, so that weights come from memory; on a GPU they are a CUDA graph. The median
 of the rounds counts. Beside the time stand the share of the memory's bandwidth at which the weights of the experts that were hit were read, and
 the time that linear() takes for the same two products, an expert's weight by the mean number of tokens, once for each expert hit.
@@ -37,6 +39,17 @@ def ids_of(routing: str, tokens: int, experts: int, top_k: int, seed: int) -> to
     with np.errstate(divide="ignore"):
         scores = np.log(p) + random.gumbel(size=(tokens, experts))
     return torch.from_numpy(np.ascontiguousarray(np.argsort(-scores, axis=1)[:, :top_k].astype(np.int32)))
+
+
+def mxfp4(w: torch.Tensor) -> nibble.QuantTensor:
+    """[N, K] rounded to MXFP4, as OCP's specification does it: the exponent of the largest of 32 weights becomes that of 4, the largest power of e2m1."""
+    groups = w.float().unflatten(1, (-1, 32))
+    exponents = torch.frexp(groups.abs().amax(-1).clamp(min=2.0**-100)).exponent - 1 - 2
+    magnitudes = torch.ldexp(groups.abs(), -exponents[..., None])
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    codes = torch.bucketize(magnitudes, (values[1:] + values[:-1]) / 2) + 8 * (groups < 0)
+    scales = (exponents + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+    return nibble.QuantTensor("e2m1g32", codes.flatten(1).to(torch.uint8), scales)
 
 
 def timed(run: Callable[[int], Any], device: str, rounds: int) -> float:
@@ -80,7 +93,8 @@ def measured(options: argparse.Namespace, scheme: str, tokens: list[int], sizes:
     spec = {"backend": device, "a_dtype": dtype, "act_scheme": act_scheme, "m_max": max(tokens)}
 
     def packed(n: int, k: int, **glu: Any) -> nibble.PackedExperts:
-        w = nibble.quantize(torch.randn(n, k, generator=torch.Generator().manual_seed(n + k)) / k**0.5, weight_scheme)
+        floats = torch.randn(n, k, generator=torch.Generator().manual_seed(n + k)) / k**0.5
+        w = mxfp4(floats) if weight_scheme == "mxfp4" else nibble.quantize(floats, weight_scheme)
         return nibble.pack_experts((w for _ in range(experts)), **spec, **glu)  # equal ones take as long as others
 
     gate_up, down = packed(2 * inner, hidden, glu=True), packed(hidden, inner)
@@ -115,7 +129,7 @@ def measured(options: argparse.Namespace, scheme: str, tokens: list[int], sizes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", help="experts, top_k, hidden, intermediate")
-    parser.add_argument("--scheme", default="u4b8g128", help="of the weights, with that of the activations in front; one or several (default u4b8g128)")
+    parser.add_argument("--scheme", default="u4b8g128", help="of the weights, with that of the activations in front, or mxfp4; one or several (default u4b8g128)")
     parser.add_argument("--tokens", default="1,16,64,1024,4096")
     parser.add_argument("--routing", default="uniform", help="uniform, zipf, hot, empty: one or several")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import pathlib
 import pickle
 import subprocess
 import sys
@@ -222,3 +224,22 @@ def test_experts_as_tensors(torch):
     assert "scheme=u4b8g32" in repr(experts)
     with pytest.raises(nibble.Unsupported, match="CPUs and NVIDIA GPUs"):
         experts.to("meta")
+
+
+def test_the_benchmark_rounds_to_mxfp4():
+    torch = pytest.importorskip("torch")
+    spec = importlib.util.spec_from_file_location("moe", pathlib.Path(__file__).parents[2] / "bench/moe.py")
+    moe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(moe)
+    w = torch.randn(8, 96, generator=torch.Generator().manual_seed(1))
+    w[0], w[1, 3], w[2, 32:64] = 0, 0, 2.0**5  # a row without weights, a weight of 0, a group of a power of two
+    q = moe.mxfp4(w)
+    assert q.scheme == "e2m1g32"
+    rounded = nibble.pack(q).dequantize().reshape(8, 3, 32).astype(np.float64)
+    groups = w.numpy().reshape(8, 3, 32).astype(np.float64)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    scales = 2.0 ** (np.floor(np.log2(np.maximum(largest, 2.0**-100))) - 2)  # of which 4 has the exponent of the largest weight
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    nearest = np.abs(np.abs(groups / scales)[..., None] - values).min(-1)
+    assert np.array_equal(np.abs(rounded - groups) / scales, nearest)
+    assert not rounded[0].any() and np.array_equal(rounded[2, 1], np.full(32, 32.0))

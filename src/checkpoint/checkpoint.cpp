@@ -343,17 +343,18 @@ ConstTensorView Checkpoint::Impl::view(std::size_t tensor) const {
 
 std::uint64_t Checkpoint::Impl::bytes(const Group& group, std::size_t tensor) const {
   const TensorInfo& info = shards.tensors[tensor];
-  return group.stack ? info.bytes / static_cast<std::uint64_t>(info.shape.front()) : info.bytes;
+  return group.stack ? stacked_element(*group.stack, info).bytes : info.bytes;
 }
 
 std::uint64_t Checkpoint::Impl::first_byte(const Group& group, std::size_t tensor) const {
-  return group.stack ? static_cast<std::uint64_t>(group.stack->expert) * bytes(group, tensor) : 0;
+  return group.stack ? stacked_element(*group.stack, shards.tensors[tensor]).first_byte : 0;
 }
 
 ConstTensorView Checkpoint::Impl::view(const Group& group, std::size_t tensor) const {
   if (!group.stack) return view(tensor);
   const TensorInfo& info = shards.tensors[tensor];
-  return dense_view(shards.data[tensor] + first_byte(group, tensor), info.dtype, stacked_shape(*group.stack, info.shape));
+  const StackedElement own = stacked_element(*group.stack, info);
+  return dense_view(shards.data[tensor] + own.first_byte, info.dtype, own.shape);
 }
 
 std::string_view Checkpoint::Impl::suffix(const Group& group, std::size_t tensor) const {
@@ -374,9 +375,8 @@ Result<codec::ModuleTensors> Checkpoint::Impl::load_module(const Group& group, s
   for (const std::size_t i : group.tensors) {
     const std::string_view part = suffix(group, i);
     if (!but.empty() && part == but) continue;
-    const std::vector<std::int64_t>& shape = shards.tensors[i].shape;
-    Tensor& loaded =
-        memory.emplace_back(shards.tensors[i].dtype, std::vector(shape.begin() + (group.stack ? 1 : 0), shape.end()));
+    const TensorInfo& info = shards.tensors[i];
+    Tensor& loaded = memory.emplace_back(info.dtype, group.stack ? stacked_element(*group.stack, info).shape : info.shape);
     NIBBLE_RETURN_IF_ERROR(shards.file[i]->read(shards.tensors[i].file_offset + first_byte(group, i), std::span(loaded.bytes)));
     parts.by_suffix.find(part)->second.data = loaded.bytes.data();  // moving keeps the bytes in place
   }

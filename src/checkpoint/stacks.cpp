@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <optional>
 
 #include "checkpoint/io/json.hpp"
@@ -25,17 +26,21 @@ constexpr Part kParts[] = {{"", "weight"},
                            {"_activation_scale", "activation_scale"},
                            {"_blocks", "blocks"},
                            {"_scales", "scales"},
+                           {"_packed", "weight_packed"},
+                           {"_zero_point", "weight_zero_point"},
+                           {"_shape", "weight_shape"},
                            {"_bias", "bias"}};
 
 /// The tensors of one matrix of all experts.
 struct Matrix {
   std::string_view name;
   std::vector<std::size_t> tensors;
-  const TensorInfo *weight = nullptr, *blocks = nullptr, *scale = nullptr;  // of FP8
+  const TensorInfo *weight = nullptr, *blocks = nullptr, *packed = nullptr, *scale = nullptr;
 
   /// What has its codes; null: nothing that could be those of experts.
   const TensorInfo* codes() const {
     if (weight != nullptr) return weight->shape.size() == 3 ? weight : nullptr;
+    if (packed != nullptr) return packed->shape.size() == 3 && scale != nullptr ? packed : nullptr;
     return blocks != nullptr && blocks->shape.size() == 4 ? blocks : nullptr;
   }
 };
@@ -53,6 +58,8 @@ Matrix find(std::string_view name, const Group& group, const storage::Shards& sh
       matrix.weight = &tensor;
     else if (part->suffix == "blocks")
       matrix.blocks = &tensor;
+    else if (part->suffix == "weight_packed")
+      matrix.packed = &tensor;
     else if (part->suffix.starts_with("weight_scale"))
       matrix.scale = &tensor;
     matrix.tensors.push_back(i);
@@ -77,11 +84,27 @@ bool is_readable(const Matrix& matrix) {
   return matrix.weight->dtype == DType::e4m3 && matrix.scale != nullptr && is_compute_float(matrix.scale->dtype);
 }
 
+/// compressed-tensors' weight_shape of all experts, whose elements are E, N and K.
+bool is_sizes(const TensorInfo& tensor) {
+  return tensor.name.ends_with("_shape") && tensor.shape == std::vector<std::int64_t>{3} &&
+         (tensor.dtype == DType::s64 || tensor.dtype == DType::s32);
+}
+std::int64_t first_size(const TensorInfo& tensor, const std::byte* data) {
+  std::int64_t wide = 0;
+  std::int32_t narrow = 0;
+  if (tensor.dtype == DType::s64)
+    std::memcpy(&wide, data, sizeof wide);
+  else
+    std::memcpy(&narrow, data, sizeof narrow);
+  return tensor.dtype == DType::s64 ? wide : narrow;
+}
+
 /// Why the tensors are no experts; empty where they are. Sets `columns` where weights are [K,N].
 std::string objection(const Matrix& up, const Matrix& down, const storage::Shards& shards, bool& columns) {
   const TensorInfo &first = *up.codes(), &second = *down.codes();
   const bool whole = up.weight != nullptr;  // a code a byte or more
-  if (whole != (down.weight != nullptr) || (whole && (up.blocks != nullptr || down.blocks != nullptr)) ||
+  const auto mixed = [](const Matrix& m) { return (m.weight != nullptr) + (m.blocks != nullptr) + (m.packed != nullptr) > 1; };
+  if (whole != (down.weight != nullptr) || (up.packed != nullptr) != (down.packed != nullptr) || mixed(up) || mixed(down) ||
       (whole && (!is_readable(up) || !is_readable(down))))
     return fmt::format("{} and {} are experts in a form that nibble cannot read", described(first), described(second));
   if (whole) {
@@ -94,9 +117,12 @@ std::string objection(const Matrix& up, const Matrix& down, const storage::Shard
   const std::int64_t experts = first.shape.front();
   if (experts < 1 || experts > kMostExperts) return fmt::format("{}: of 1…{} experts", described(first), kMostExperts);
   for (const Matrix* matrix : {&up, &down})
-    for (const std::size_t i : matrix->tensors)
-      if (const TensorInfo& tensor = shards.tensors[i]; tensor.shape.empty() || tensor.shape.front() != experts)
+    for (const std::size_t i : matrix->tensors) {
+      const TensorInfo& tensor = shards.tensors[i];
+      if (is_sizes(tensor) ? first_size(tensor, shards.data[i]) != experts
+                           : tensor.shape.empty() || tensor.shape.front() != experts)
         return fmt::format("{} is not of {} experts, as {} is", described(tensor), experts, described(first));
+    }
   return {};
 }
 
@@ -108,9 +134,12 @@ std::string_view stacked_suffix(const Group::Stack& stack, std::string_view tens
   return suffix == "weight" && stack.transposed ? "weight.transposed" : suffix;
 }
 
-std::vector<std::int64_t> stacked_shape(const Group::Stack& stack, const std::vector<std::int64_t>& shape) {
+StackedElement stacked_element(const Group::Stack& stack, const TensorInfo& tensor) {
+  if (is_sizes(tensor)) return {tensor.bytes / 3, tensor.bytes / 3 * 2, {2}};
+  const std::vector<std::int64_t>& shape = tensor.shape;
   const bool row = stack.transposed && shape.size() == 3 && shape[1] == 1;
-  return {shape.begin() + (row ? 2 : 1), shape.end()};
+  const std::uint64_t bytes = tensor.bytes / static_cast<std::uint64_t>(shape.front());
+  return {static_cast<std::uint64_t>(stack.expert) * bytes, bytes, {shape.begin() + (row ? 2 : 1), shape.end()}};
 }
 
 Result<QuantTensor> deinterleaved(QuantTensor q) {

@@ -192,6 +192,33 @@ def compressed_case(case, fmt, weight_args, input_args=None, act_order=False, dt
     save(case, state, json.loads((folder / "config.json").read_text()), expected)
 
 
+def stacked_case(case, symmetric=True, seed=1):
+    """Experts of all in one tensor, as llm-compressor 0.12 gave them to this code, and under the names that it saved them by."""
+    import torch
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    torch.manual_seed(seed)
+    args = weights(symmetric=symmetric)
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    experts, hidden, inner = 3, 64, 32
+    state, expected = {}, {}
+    for matrix, shape in {"gate_up_proj": (experts, 2 * inner, hidden), "down_proj": (experts, hidden, inner)}.items():
+        weight = torch.randn(shape).bfloat16()
+        scale, zero = (torch.stack(parts) for parts in zip(*(min_max(w, scheme.weights) for w in weight)))
+        packed = compressor.compress({"weight": weight, "weight_scale": scale, "weight_zero_point": zero}, scheme)
+        for suffix, tensor in packed.items():
+            state[f"model.layers.0.mlp.experts.{matrix}_{suffix.removeprefix('weight_')}"] = tensor
+        for e in range(experts):  # one by one, because it packs experts together but does not unpack them
+            one = {name: tensor if name == "weight_shape" else tensor[e] for name, tensor in packed.items()}
+            one["weight_shape"] = one["weight_shape"][1:]
+            expected[f"model.layers.0.mlp.experts.{e}.{matrix}"] = compressor.decompress(one, scheme)["weight"]
+    group = {"targets": ["Linear"], "weights": args, "input_activations": None, "format": "pack-quantized"}
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed", "config_groups": {"group_0": group}, "ignore": []}
+    save(case, state, {"model_type": "qwen3_5_moe", "quantization_config": config}, expected)
+
+
 def compressed_tensors(name: str, blocks: bool = True, act_order: bool = True) -> None:
     pack, integer, fp8 = "pack-quantized", "int-quantized", "float-quantized"
     compressed_case(f"{name}/w4a16_group", pack, weights())
@@ -231,6 +258,8 @@ def compressed_tensors_019():
 @producer("compressed-tensors-0.20", "compressed-tensors==0.20.0")
 def compressed_tensors_020():
     compressed_tensors("compressed-tensors-0.20", act_order=False)
+    stacked_case("compressed-tensors-0.20/experts_w4a16_group", seed=11)
+    stacked_case("compressed-tensors-0.20/experts_w4a16_asymmetric", symmetric=False, seed=12)
 
 
 # --- AutoAWQ, GPTQModel ---------------------------------------------------------------------------------------------------------------

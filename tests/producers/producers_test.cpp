@@ -24,6 +24,8 @@ constexpr std::string_view kExpected = ".expected.safetensors";
 const std::map<std::string, std::string, std::less<>> kClaimed{{"w4a16_group", "u4b8g16"},
                                                                {"w4a16_asymmetric", "u4zg16"},
                                                                {"w4a16_act_order", "u4b8g16"},
+                                                               {"experts_w4a16_group", "u4b8g16"},
+                                                               {"experts_w4a16_asymmetric", "u4zg16"},
                                                                {"w8a16_channel", "u8b128c"},
                                                                {"w3a16", "u3zg16"},
                                                                {"w8a8", "s8r_s8c"},

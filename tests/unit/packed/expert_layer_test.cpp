@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <span>
 #include <string>
@@ -366,6 +367,20 @@ TEST_F(ExpertLayers, ThatDifferAreNotPacked) {
 TEST_F(ExpertLayers, OfShapesThatDoNotFitAreNone) {
   const auto one = [](auto) { return 1.0f; };
   const std::string layer = kLayer;
+  const auto ct = [&](std::vector<std::int64_t> packed, std::vector<std::int64_t> down, std::array<std::int64_t, 3> sizes) {
+    std::vector<std::byte> bytes(sizeof sizes);
+    std::memcpy(bytes.data(), sizes.data(), sizeof sizes);
+    const auto words = [](const std::string& name, const std::vector<std::int64_t>& shape) {
+      const Tensor zeros(DType::s32, shape);
+      return TensorSource{name, DType::s32, shape, [zeros]() -> Result<std::vector<std::byte>> { return zeros.bytes; }};
+    };
+    return std::vector{words(layer + ".gate_up_proj_packed", packed), words(layer + ".down_proj_packed", down),
+                       tensor(layer + ".gate_up_proj_scale", {2, 64, 2}, [](auto) { return 1.0f; }),
+                       tensor(layer + ".down_proj_scale", {2, 32, 2}, [](auto) { return 1.0f; }),
+                       TensorSource{layer + ".gate_up_proj_shape", DType::s64, {3}, [bytes]() -> Result<std::vector<std::byte>> {
+                                      return bytes;
+                                    }}};
+  };
   const struct {
     std::vector<TensorSource> tensors;
     const char* part;
@@ -374,6 +389,7 @@ TEST_F(ExpertLayers, OfShapesThatDoNotFitAreNone) {
        "do not belong to each other"},
       {{tensor(layer + ".gate_up_proj", {2, 64, 16}, one), tensor(layer + ".down_proj", {3, 16, 32}, one)},
        "is not of 2 experts"},
+      {{tensor(layer + ".gate_up_proj", {0, 64, 16}, one), tensor(layer + ".down_proj", {0, 16, 32}, one)}, "of 1…4096 experts"},
       {{tensor(layer + ".gate_up_proj", {5000, 2, 1}, one), tensor(layer + ".down_proj", {5000, 1, 1}, one)},
        "of 1…4096 experts"},
       {{tensor(layer + ".gate_up_proj", {2, 64, 16}, one, DType::u8), tensor(layer + ".down_proj", {2, 16, 32}, one, DType::u8)},
@@ -384,6 +400,8 @@ TEST_F(ExpertLayers, OfShapesThatDoNotFitAreNone) {
       {{tensor(layer + ".gate_up_proj", {2, 64, 16}, one), tensor(layer + ".down_proj", {2, 16, 32}, one),
         tensor(layer + ".1.down_proj.weight", {16, 32}, one)},
        "is the name of a module, and of an expert"},
+      {ct({2, 64, 8}, {2, 32, 8}, {3, 64, 64}), "gate_up_proj_shape\" s64 [3] is not of 2 experts"},
+      {ct({2, 64, 8}, {3, 32, 8}, {2, 64, 64}), "is not of 2 experts"},
   };
   for (const auto& c : cases) {
     const Checkpoint opened = checkpoint(c.tensors);

@@ -155,6 +155,28 @@ std::vector<std::byte> mxfp4_of_experts(std::uint64_t key, std::int64_t experts,
   return all;
 }
 
+/// [n,k] → [k,n].
+std::vector<std::byte> transposed(const std::vector<std::byte>& rows, std::int64_t n, std::int64_t k) {
+  const std::size_t size = rows.size() / static_cast<std::size_t>(n * k);
+  std::vector<std::byte> columns(rows.size());
+  for (std::int64_t row = 0; row < n; ++row)
+    for (std::int64_t col = 0; col < k; ++col)
+      std::memcpy(columns.data() + (col * n + row) * size, rows.data() + (row * k + col) * size, size);
+  return columns;
+}
+
+/// Of all experts, one after the other: rows [n,k], or columns [k,n].
+template <class T>
+std::vector<std::byte> matrices(std::uint64_t key, std::int64_t experts, std::int64_t n, std::int64_t k, bool columns) {
+  std::vector<std::byte> all;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    std::vector<std::byte> own = matrix<T>(mix(key + e), n, k);
+    if (columns) own = transposed(own, n, k);
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
 template <class T>
 std::vector<std::byte> contents(std::uint64_t key, const std::vector<std::int64_t>& shape) {
   return shape.size() == 1 ? vector<T>(key, shape[0]) : matrix<T>(key, shape[0], shape[1]);
@@ -178,6 +200,16 @@ class Sources {
       if (dtype == DType::bf16) return contents<bf16>(key, shape);
       return contents<float>(key, shape);
     });
+  }
+  /// Experts that are stored together: [n,k] of each, or as columns [k,n].
+  void add_stack(std::string name, std::int64_t experts, std::int64_t n, std::int64_t k, bool columns) {
+    const std::uint64_t key = key_of(name);
+    add(std::move(name), spec_.dtype, columns ? std::vector{experts, k, n} : std::vector{experts, n, k},
+        [=, dtype = spec_.dtype] {
+          if (dtype == DType::f16) return matrices<f16>(key, experts, n, k, columns);
+          if (dtype == DType::bf16) return matrices<bf16>(key, experts, n, k, columns);
+          return matrices<float>(key, experts, n, k, columns);
+        });
   }
   /// name_blocks, name_scales and name_bias of experts [n,k].
   void add_mxfp4(const std::string& name, std::int64_t experts, std::int64_t n, std::int64_t k) {
@@ -217,9 +249,18 @@ void add_feed_forward(Sources& all, const std::string& layer, const Architecture
     all.add_mxfp4(layer + "mlp.experts.down_proj", spec.experts, a.hidden, between);
     return;
   }
-  const bool mixtral = spec.family == "mixtral";
-  const std::string block = layer + (mixtral ? "block_sparse_moe." : "mlp.");
-  all.add(block + "gate.weight", {spec.experts, a.hidden});
+  const bool mixtral = spec.family == "mixtral", llama4 = spec.family == "llama4";
+  const std::string block = layer + (mixtral ? "block_sparse_moe." : llama4 ? "feed_forward." : "mlp.");
+  all.add(block + (llama4 ? "router.weight" : "gate.weight"), {spec.experts, a.hidden});
+  if (llama4 || spec.family == "qwen3-moe-fused") {
+    all.add_stack(block + "experts.gate_up_proj", spec.experts, 2 * between, a.hidden, llama4);
+    all.add_stack(block + "experts.down_proj", spec.experts, a.hidden, between, llama4);
+    for (const auto& [name, n, k] : {std::tuple("gate_proj", between, std::int64_t{a.hidden}),
+                                     {"up_proj", between, a.hidden},
+                                     {"down_proj", std::int64_t{a.hidden}, between}})
+      if (llama4) all.add(fmt::format("{}shared_expert.{}.weight", block, name), {n, k});
+    return;
+  }
   for (int e = 0; e < spec.experts; ++e) {
     const std::string expert = fmt::format("{}experts.{}.", block, e);
     all.add(expert + (mixtral ? "w1" : "gate_proj") + ".weight", {between, a.hidden});
@@ -244,7 +285,7 @@ std::vector<TensorSource> sources(const Architecture& a, const SampleSpec& spec)
       if (gpt_oss) all.add(fmt::format("{}self_attn.{}.bias", layer, name), {n});
     }
     if (gpt_oss) all.add(layer + "self_attn.sinks", {a.heads});
-    if (spec.experts > 0 && spec.family == "qwen3-moe")
+    if (spec.experts > 0 && spec.family.starts_with("qwen3-moe"))
       for (const char* norm : {"q_norm", "k_norm"}) all.add(fmt::format("{}self_attn.{}.weight", layer, norm), {a.head_dim});
     all.add(layer + "post_attention_layernorm.weight", {a.hidden});
     add_feed_forward(all, layer, a, spec);
@@ -257,9 +298,12 @@ std::vector<TensorSource> sources(const Architecture& a, const SampleSpec& spec)
 /// What a configuration says about experts.
 void add_experts(Json& json, const Architecture& a, const SampleSpec& spec) {
   const std::int64_t between = expert_channels(a, spec);
-  const bool qwen = spec.family == "qwen3-moe", mixtral = spec.family == "mixtral";
-  json["architectures"] = {qwen ? "Qwen3MoeForCausalLM" : mixtral ? "MixtralForCausalLM" : "GptOssForCausalLM"};
-  json["model_type"] = qwen ? "qwen3_moe" : mixtral ? "mixtral" : "gpt_oss";
+  const bool qwen = spec.family.starts_with("qwen3-moe"), mixtral = spec.family == "mixtral", llama4 = spec.family == "llama4";
+  json["architectures"] = {qwen      ? "Qwen3MoeForCausalLM"
+                           : mixtral ? "MixtralForCausalLM"
+                           : llama4  ? "Llama4ForCausalLM"
+                                     : "GptOssForCausalLM"};
+  json["model_type"] = qwen ? "qwen3_moe" : mixtral ? "mixtral" : llama4 ? "llama4_text" : "gpt_oss";
   json[qwen ? "num_experts" : "num_local_experts"] = spec.experts;
   json["num_experts_per_tok"] = spec.top_k;
   json[qwen ? "moe_intermediate_size" : "intermediate_size"] = between;
@@ -267,6 +311,10 @@ void add_experts(Json& json, const Architecture& a, const SampleSpec& spec) {
     json["decoder_sparse_step"] = 1;
     json["mlp_only_layers"] = Json::array();
     json["norm_topk_prob"] = true;
+  } else if (llama4) {
+    json["interleave_moe_layer_step"] = 1;
+    json["intermediate_size_mlp"] = a.intermediate;
+    json["use_qk_norm"] = false;
   } else if (!mixtral) {
     json["attention_bias"] = true;
     json["swiglu_limit"] = 7.0;
@@ -311,7 +359,7 @@ std::vector<std::string_view> sample_shapes() {
   return names;
 }
 
-std::vector<std::string_view> sample_families() { return {"mixtral", "qwen3-moe", "gpt-oss"}; }
+std::vector<std::string_view> sample_families() { return {"mixtral", "qwen3-moe", "qwen3-moe-fused", "llama4", "gpt-oss"}; }
 
 Status write_sample(const fs::path& out, const SampleSpec& spec) {
   auto bad = [](std::string text) { return Status(StatusCode::invalid_argument, std::move(text)); };

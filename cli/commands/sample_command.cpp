@@ -73,10 +73,10 @@ void add_sample(CLI::App& app, Action& action) {
   std::vector<std::string> families;
   for (std::string_view name : sample_families()) families.emplace_back(name);
   command
-      ->add_option("--family", options->spec.family,
-                   "Whose names experts have: mixtral (w1, w3, w2), qwen3-moe (gate_proj, up_proj, down_proj), or gpt-oss, whose "
-                   "experts are "
-                   "stored together, in MXFP4")
+      ->add_option(
+          "--family", options->spec.family,
+          "Whose names experts have: mixtral (w1, w3, w2), qwen3-moe (gate_proj, up_proj, down_proj), or of experts that "
+          "are stored together qwen3-moe-fused ([E,N,K]), llama4 ([E,K,N]) and gpt-oss (MXFP4)")
       ->check(one_of(families))
       ->type_name("NAME")
       ->capture_default_str()

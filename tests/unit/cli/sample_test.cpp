@@ -134,7 +134,11 @@ TEST_F(Sample, HasExpertsOfEachFamily) {
     EXPECT_TRUE(checkpoint->notes().empty()) << family << ": " << checkpoint->notes().front().text;
     const auto layers = expert_layers(*checkpoint);
     ASSERT_EQ(layers.size(), 2u) << family;
-    EXPECT_EQ(layers[1].name, family == "mixtral" ? "model.layers.1.block_sparse_moe.experts" : "model.layers.1.mlp.experts");
+    EXPECT_EQ(layers[1].name, family == "mixtral"  ? "model.layers.1.block_sparse_moe.experts"
+                              : family == "llama4" ? "model.layers.1.feed_forward.experts"
+                                                   : "model.layers.1.mlp.experts");
+    const bool together = family != "mixtral" && family != "qwen3-moe";
+    EXPECT_EQ(checkpoint->find_module(layers[1].name + ".0." + layers[1].down)->stack, together ? layers[1].name : "") << family;
     EXPECT_EQ(layers[1].count, 3);
     EXPECT_EQ(layers[1].interleaved, family == "gpt-oss");
     const auto up = read_gate_up(*checkpoint, layers[1], 2), down = read_down(*checkpoint, layers[1], 2);
@@ -148,7 +152,7 @@ TEST_F(Sample, HasExpertsOfEachFamily) {
       for (std::int64_t k = 0; k < up->k; ++k) squares += std::pow(up->value(n, k), 2);
     EXPECT_NEAR(std::sqrt(squares / static_cast<double>(up->n * up->k)), 0.02, 0.004) << family;
     const auto config = nlohmann::json::parse(read(dir_ / "out/config.json"));
-    EXPECT_EQ(config.at(family == "qwen3-moe" ? "num_experts" : "num_local_experts"), 3);
+    EXPECT_EQ(config.at(family.starts_with("qwen3-moe") ? "num_experts" : "num_local_experts"), 3);
     EXPECT_EQ(config.at("num_experts_per_tok"), 2);
     EXPECT_EQ(config.contains("quantization_config"), family == "gpt-oss");
   }

@@ -200,7 +200,8 @@ struct QuantizeCheckpointSpec {
   /// (empty: none).
   std::string only = {}, skip = {};
   /// Also weights that are stored like linear layers but are none, or that loaders expect in float: embeddings, output heads, routers of
-  /// experts. They are recognised by names, shapes, biases and the sizes in config.json. Weights stored as [K,N] are never quantized.
+  /// experts. They are recognised by names, shapes, biases and the sizes in config.json. Weights stored as [K,N] are never quantized,
+  /// but for experts that are stored together.
   bool all = false;
   bool dry_run = false;  // report what would be done, without errors and sizes; write nothing
 };

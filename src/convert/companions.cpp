@@ -8,7 +8,7 @@
 #include "checkpoint/config/model_config.hpp"
 #include "checkpoint/io/atomic_output.hpp"
 #include "checkpoint/io/json.hpp"
-#include "checkpoint/io/shards.hpp"
+#include "checkpoint/io/mapped_file.hpp"
 #include "core/error.hpp"
 
 namespace nibble {

@@ -15,6 +15,7 @@
 #include "checkpoint/io/json.hpp"
 #include "checkpoint/io/safetensors.hpp"
 #include "convert/companions.hpp"
+#include "convert/experts.hpp"
 #include "convert/selection.hpp"
 #include "convert/smooth.hpp"
 #include "core/error.hpp"
@@ -30,12 +31,12 @@ namespace {
 
 using Modules = std::vector<const Module*>;
 
-/// The output of one module.
+/// One of the modules that a module is written as.
 struct Rewritten {
   std::vector<codec::EncodedTensor> tensors;
   WeightScheme scheme;
   bool act_order = false;
-  TransformedModule row;
+  TransformedModule row;  // with its name
   ActScheme act = {};
   std::string_view format = {};
 };
@@ -44,8 +45,8 @@ struct Transform {
   const Checkpoint::Impl& in;
   fs::path out;
   Modules selected;  // in the order of in.modules
-  std::function<Result<Rewritten>(const Module&)> rewrite;
-  const codec::Format* format;                             // of the output; null: not quantized
+  std::function<Result<std::vector<Rewritten>>(const Module&)> rewrite;
+  const codec::Format* format;                             // of the output; null: floats, of which experts stay together
   std::function<std::uint64_t(const Module&)> most_bytes;  // an upper bound of the output of rewrite
   const TransformOptions& options;
   Smoothing smoothing = {};            // other tensors that change
@@ -167,9 +168,10 @@ codec::WrittenCheckpoint described(const Transform& t, std::vector<codec::Writte
 Status check_config(const Transform& t) {
   if (t.format == nullptr || !t.selected.front()->quantized()) return {};
   std::vector<codec::WrittenModule> expected;
-  for (const Module* module : t.selected)
-    expected.push_back({module->name, module->scheme, module->act_order, module->claimed ? module->claimed->act : ActScheme{},
-                        module->filter.has_value(), format_for(*t.format, module->scheme.codes).name, module->other_acts});
+  for (const Module* selected : t.selected)
+    for (const Module& module : written_modules(t.in, *selected))
+      expected.push_back({module.name, module.scheme, module.act_order, module.claimed ? module.claimed->act : ActScheme{},
+                          module.filter.has_value(), format_for(*t.format, module.scheme.codes).name, module.other_acts});
   return t.format->write_config(described(t, std::move(expected))).status();
 }
 
@@ -189,45 +191,76 @@ Status write_config(const Transform& t, std::vector<codec::WrittenModule> writte
   return text.empty() ? Status() : write_text(directory / "config.json", text);
 }
 
-/// A module, or a tensor that is carried over, and the file it goes to.
+/// Modules, or a tensor that is carried over, and the file it goes to.
 struct Piece {
-  const Module* module;
-  std::size_t tensor;  // the module's first
+  Modules modules;     // one, or a matrix of all experts that stay together; none: a tensor that is carried over
+  std::size_t tensor;  // the modules' first
   std::uint64_t most_bytes;
   std::size_t header_room;
   std::size_t shard = 0;
 };
 
-/// All of them in file order, with a module in place of its first old tensor.
+/// All of them in file order, with modules in place of their first old tensor.
 std::vector<Piece> cut(const Transform& t, bool one_file) {
   constexpr std::size_t kMaxParts = 12;  // tensors of one encoded module, and more than their suffixes' length
   constexpr std::string_view kLongSuffix = ".weight_zero_point_or_longer";
-  std::unordered_map<std::string_view, const Module*> owner;
+  std::unordered_map<std::string_view, Modules> owners;  // several: experts that are stored together
   for (const Module* module : t.selected)
-    for (const std::string& tensor : module->tensors) owner.emplace(tensor, module);
+    for (const std::string& tensor : module->tensors) owners[tensor].push_back(module);
   std::vector<Piece> pieces;
   std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < t.in.shards.tensors.size(); ++i) {
-    const TensorInfo& tensor = t.in.shards.tensors[i];
-    const auto it = owner.find(tensor.name);
-    const Module* module = it == owner.end() ? nullptr : it->second;
-    if (module != nullptr && tensor.name != module->tensors.front()) continue;
-    Piece piece{module, i, tensor.bytes, storage::SafetensorsWriter::header_bytes(tensor.name, tensor.shape.size())};
-    if (module != nullptr) {
-      piece.most_bytes = t.most_bytes(*module);
-      piece.header_room = kMaxParts * storage::SafetensorsWriter::header_bytes(module->name + std::string(kLongSuffix), 4);
+  const auto add = [&](Piece piece) {
+    for (const Module* module : piece.modules) {
+      piece.most_bytes += t.most_bytes(*module);
+      for (const Module& written : written_modules(t.in, *module))
+        piece.header_room += kMaxParts * storage::SafetensorsWriter::header_bytes(written.name + std::string(kLongSuffix), 4);
     }
     if (!pieces.empty() && !one_file) {
       const Piece& last = pieces.back();
       const std::uint64_t most = t.options.max_shard_bytes;
-      const bool full = most > 0 ? bytes + piece.most_bytes > most : tensor.file != t.in.shards.tensors[last.tensor].file;
+      const bool full = most > 0 ? bytes + piece.most_bytes > most
+                                 : t.in.shards.tensors[piece.tensor].file != t.in.shards.tensors[last.tensor].file;
       piece.shard = last.shard + (full ? 1 : 0);
       if (full) bytes = 0;
     }
     bytes += piece.most_bytes;
-    pieces.push_back(piece);
+    pieces.push_back(std::move(piece));
+  };
+  for (std::size_t i = 0; i < t.in.shards.tensors.size(); ++i) {
+    const TensorInfo& tensor = t.in.shards.tensors[i];
+    const auto owned = owners.find(tensor.name);
+    if (owned == owners.end()) {
+      add({{}, i, tensor.bytes, storage::SafetensorsWriter::header_bytes(tensor.name, tensor.shape.size())});
+      continue;
+    }
+    const Modules& modules = owned->second;
+    if (tensor.name != modules.front()->tensors.front()) continue;
+    if (t.format == nullptr && is_stacked(t.in, *modules.front()))
+      add({modules, i});
+    else
+      for (const Module* module : modules) add({{module}, i});
   }
   return pieces;
+}
+
+/// The floats of all experts, each in its place, of the matrix that their modules are.
+Result<std::vector<codec::EncodedTensor>> together(const Transform& t, const Modules& experts, TransformReport& report) {
+  std::vector<codec::EncodedTensor> all;
+  for (std::size_t e = 0; e < experts.size(); ++e) {
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<Rewritten> rewritten, t.rewrite(*experts[e]));
+    for (std::size_t i = 0; i < rewritten.front().tensors.size(); ++i) {
+      auto& [suffix, own] = rewritten.front().tensors[i];
+      const Tensor stored = suffix == "weight" ? stacked_weight(t.in, *experts[e], std::move(own)) : std::move(own);
+      if (e == 0) {
+        std::vector<std::int64_t> shape = stored.shape;
+        shape.insert(shape.begin(), std::ssize(experts));
+        all.push_back({stacked_name(*experts[e], suffix), Tensor(stored.dtype, std::move(shape))});
+      }
+      std::ranges::copy(stored.bytes, all[i].tensor.bytes.begin() + static_cast<std::ptrdiff_t>(e * stored.bytes.size()));
+    }
+    report.modules.push_back(std::move(rewritten.front().row));
+  }
+  return all;
 }
 
 std::string shard_name(std::size_t index, std::size_t count) {
@@ -262,9 +295,10 @@ Status write_tensors(const Transform& t, const fs::path& path, bool one_file, Tr
     for (; piece != end; ++piece) {
       const TensorInfo& tensor = t.in.shards.tensors[piece->tensor];
       if (t.options.progress)
-        t.options.progress(done, report.bytes_in, piece->module == nullptr ? tensor.name : piece->module->name);
-      done += piece->module == nullptr ? tensor.bytes : piece->module->bytes;
-      if (piece->module == nullptr) {
+        t.options.progress(done, report.bytes_in, piece->modules.empty() ? tensor.name : piece->modules.front()->name);
+      for (const Module* module : piece->modules) done += module->bytes;
+      if (piece->modules.empty()) {
+        done += tensor.bytes;
         const auto norm = t.smoothing.norms.find(tensor.name);
         Tensor stored;
         if (norm == t.smoothing.norms.end()) {
@@ -274,13 +308,21 @@ Status write_tensors(const Transform& t, const fs::path& path, bool one_file, Tr
         NIBBLE_RETURN_IF_ERROR(add(tensor.name, tensor.dtype, tensor.shape, now.bytes));
         continue;
       }
-      const Module& module = *piece->module;
-      NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, t.rewrite(module));
-      for (const codec::EncodedTensor& part : rewritten.tensors)
-        NIBBLE_RETURN_IF_ERROR(add(join_name(module.name, part.suffix), part.tensor.dtype, part.tensor.shape, part.tensor.bytes));
-      written.push_back({module.name, rewritten.scheme, rewritten.act_order, rewritten.act, module.filter.has_value(),
-                         rewritten.format, module.other_acts});
-      report.modules.push_back(std::move(rewritten.row));
+      const Module& module = *piece->modules.front();
+      if (t.format == nullptr && is_stacked(t.in, module)) {
+        NIBBLE_ASSIGN_OR_RETURN(const std::vector<codec::EncodedTensor> all, together(t, piece->modules, report));
+        for (const auto& [name_of_all, part] : all) NIBBLE_RETURN_IF_ERROR(add(name_of_all, part.dtype, part.shape, part.bytes));
+        continue;
+      }
+      NIBBLE_ASSIGN_OR_RETURN(std::vector<Rewritten> all, t.rewrite(module));
+      for (Rewritten& rewritten : all) {
+        for (const codec::EncodedTensor& part : rewritten.tensors)
+          NIBBLE_RETURN_IF_ERROR(
+              add(join_name(rewritten.row.name, part.suffix), part.tensor.dtype, part.tensor.shape, part.tensor.bytes));
+        written.push_back({rewritten.row.name, rewritten.scheme, rewritten.act_order, rewritten.act, module.filter.has_value(),
+                           rewritten.format, module.other_acts});
+        report.modules.push_back(std::move(rewritten.row));
+      }
     }
     if (t.options.progress) t.options.progress(done, report.bytes_in, one_file ? path.filename().string() : name);
     NIBBLE_RETURN_IF_ERROR(output.finish());
@@ -431,15 +473,22 @@ Tensor as_rows(const Tensor& w) {
   return out;
 }
 
-constexpr std::string_view kStacked = "one of the experts that are stored together in the tensors of ";
-
-/// No format has another form for experts that share their tensors. Said before hours of work.
-Status refuse_stacked(const Modules& modules) {
+/// Experts that cannot be written one by one. Said before hours of work.
+Status check_experts(const Checkpoint::Impl& in, const Modules& modules) {
   for (const Module* module : modules)
-    if (!module->stack.empty())
+    if (const Status apart = check_one_by_one(in, *module); !apart.ok())
+      return apart.with_context(fmt::format("{}: module {}", in.path.string(), module->name));
+  return {};
+}
+
+/// No format that is written has exponents for scales.
+Status refuse_exponents(const Checkpoint::Impl& in, const Modules& modules) {
+  for (const Module* module : modules)
+    if (module->scheme.scale == DType::e8m0)
       return error(StatusCode::unsupported,
-                   "module {}: {}{}, which nibble reads, packs and verifies, but writes in no other form", module->name, kStacked,
-                   module->stack);
+                   "{}: module {}: no format that nibble writes holds {} with scales of e8m0; dequantize the "
+                   "checkpoint, then quantize it",
+                   in.path.string(), module->name, module->scheme.name());
   return {};
 }
 
@@ -528,6 +577,26 @@ Result<WeightScheme> stored_as(const codec::Format& format, const Module& module
   return stored_as(format, module, spec, module.n);  // for the real N in the error
 }
 
+/// Experts that are stored together stay so unless all matrices of their layer are chosen.
+void leave_together(const Checkpoint::Impl& in, Chosen& chosen) {
+  std::map<std::string, std::string> first;  // of the layers with an expert that is left, the first one
+  for (const LeftModule& left : chosen.left)
+    if (const Module& module = *in.find_module(left.name); is_stacked(in, module)) first.try_emplace(module.stack, left.name);
+  Chosen kept;
+  for (std::size_t i = 0; i < chosen.modules.size(); ++i) {
+    const Module* const module = chosen.modules[i];
+    const auto left = is_stacked(in, *module) ? first.find(module->stack) : first.end();
+    if (left != first.end()) {
+      chosen.left.push_back({module->name, fmt::format("stored together with {}, which is left as it is", left->second)});
+      continue;
+    }
+    kept.modules.push_back(module);
+    kept.schemes.push_back(chosen.schemes[i]);
+  }
+  kept.left = std::move(chosen.left);
+  chosen = std::move(kept);
+}
+
 Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, const QuantizeCheckpointSpec& spec) {
   NIBBLE_ASSIGN_OR_RETURN(const auto only, compile("only", spec.only));
   NIBBLE_ASSIGN_OR_RETURN(const auto skip, compile("skip", spec.skip));
@@ -536,7 +605,6 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
                  spec.scheme.weight.name());
   std::vector<WeightShape> shapes;
   for (const Module& module : in.modules) {
-    if (module.quantized()) NIBBLE_RETURN_IF_ERROR(refuse_stacked({&module}));  // which cannot be dequantized first
     if (module.quantized())
       return error(StatusCode::invalid_argument, "{}: module {} is quantized already ({}); dequantize or convert the checkpoint",
                    in.path.string(), module.name, module.scheme.name());
@@ -553,8 +621,8 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
     std::string why;
     if (only && !only->search(module.name)) why = "the only expression does not match its name";
     if (skip && skip->search(module.name)) why = "the skip expression matches its name";
-    if (why.empty() && !module.stack.empty()) {
-      why = fmt::format("{}{}; formats hold layers one by one, experts.N.gate_proj and so on", kStacked, module.stack);
+    if (const Status apart = check_one_by_one(in, module); why.empty() && !apart.ok()) {
+      why = apart.message();
       if (cannot.empty()) cannot = fmt::format("; {}: {}", module.name, why);
     }
     if (const auto left = selection.left(shapes[i]); why.empty() && left && !(left->possible && spec.all)) {
@@ -563,20 +631,22 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
     }
     if (why.empty()) {
       const Extent filter = module.filter.value_or(Extent{});
+      const Module written = written_modules(in, module).front();
       const auto [at, fresh] = asked.try_emplace(
-          fmt::format("{} {} {} {} {}", name(module.scheme.codes), module.n, module.k, filter.h, filter.w), WeightScheme{});
-      if (fresh) at->second = stored_as(format, module, spec, std::min(module.n, module.n % 32 + 32));
+          fmt::format("{} {} {} {} {}", name(module.scheme.codes), written.n, written.k, filter.h, filter.w), WeightScheme{});
+      if (fresh) at->second = stored_as(format, written, spec, std::min(written.n, written.n % 32 + 32));
       if (at->second.ok()) {
         chosen.modules.push_back(&module);
         chosen.schemes.push_back(*at->second);
         continue;
       }
       why = at->second.status().message();
-      if (const std::string context = module.name + ": "; why.starts_with(context)) why.erase(0, context.size());
+      if (const std::string context = written.name + ": "; why.starts_with(context)) why.erase(0, context.size());
       if (refused.ok()) refused = error(at->second.status().code(), "{}: module {}: {}", in.path.string(), module.name, why);
     }
     chosen.left.push_back({module.name, std::move(why)});
   }
+  leave_together(in, chosen);
   if (!chosen.modules.empty()) return chosen;
   if (!refused.ok()) return refused;
   if (!kept.empty()) kept += " (--all takes it)";
@@ -591,7 +661,8 @@ Result<TransformReport> planned(const Checkpoint::Impl& in, const fs::path& out,
   NIBBLE_RETURN_IF_ERROR(check_paths(in.path, out));
   TransformReport report;
   for (std::size_t i = 0; i < chosen.modules.size(); ++i)
-    report.modules.push_back({chosen.modules[i]->name, Scheme{chosen.schemes[i], spec.scheme.act}.name(), std::nullopt});
+    for (const Module& written : written_modules(in, *chosen.modules[i]))
+      report.modules.push_back({written.name, Scheme{chosen.schemes[i], spec.scheme.act}.name(), std::nullopt});
   for (const TensorInfo& tensor : in.shards.tensors) report.bytes_in += tensor.bytes;
   report.notes = group_notes(notes);
   return report;
@@ -629,12 +700,11 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
     }
   }
   Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
-  const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
+  /// W [N,K] of a written module, which is the module's but for the experts of a stack.
+  const auto rewrite_one = [&](const Module& module, const Module& stored, const Tensor& original,
+                               Tensor bias) -> Result<Rewritten> {
     const auto factors = smoothing.factors.find(module.name);
     const std::vector<float>* s = factors == smoothing.factors.end() ? nullptr : &factors->second;
-    const auto stored = [&](const char* suffix) { return in->shards.load(in->tensor_index.at(join_name(module.name, suffix))); };
-    NIBBLE_ASSIGN_OR_RETURN(Tensor original, stored("weight"));
-    if (module.filter) original = as_rows(original);
     const Tensor smoothed = s == nullptr ? Tensor() : scaled_columns(original, *s, executor);
     const auto view = [&](const Tensor& w) { return ConstTensorView(w.bytes.data(), w.dtype, {module.n, module.k}); };
     QuantizeSpec how{spec.scheme.weight, spec.clip_search};
@@ -642,15 +712,16 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
     Result<QuantTensor> q = quantize(view(s == nullptr ? original : smoothed), how, options.executor);
     if (!q.ok()) return q.status().with_context(module.name);
     q->filter = module.filter.value_or(Extent{});
-    if (module.has_bias) {
-      NIBBLE_ASSIGN_OR_RETURN(q->bias, stored("bias"));
-    }
+    q->bias = std::move(bias);
     if (is_static) {
       std::optional<std::vector<float>> absmax;
       if (s != nullptr) {
         absmax = smoothing.absmax.at(module.name);
       } else {
         NIBBLE_ASSIGN_OR_RETURN(absmax, calibration->absmax(module));
+        if (!absmax && stored.name != module.name) {  // gate and up read the same
+          NIBBLE_ASSIGN_OR_RETURN(absmax, calibration->absmax(stored));
+        }
       }
       NIBBLE_ASSIGN_OR_RETURN(q->static_acts, static_scale(module, spec.scheme.act, absmax, s));
     }
@@ -663,8 +734,38 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
     rewritten.row.smoothed = s != nullptr;
     return rewritten;
   };
+  const auto rewrite = [&](const Module& module) -> Result<std::vector<Rewritten>> {
+    std::vector<Rewritten> all;
+    if (!is_stacked(*in, module)) {
+      const auto stored = [&](const char* suffix) {
+        return in->shards.load(in->tensor_index.at(join_name(module.name, suffix)));
+      };
+      NIBBLE_ASSIGN_OR_RETURN(Tensor original, stored("weight"));
+      if (module.filter) original = as_rows(original);
+      Tensor bias;
+      if (module.has_bias) {
+        NIBBLE_ASSIGN_OR_RETURN(bias, stored("bias"));
+      }
+      NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, rewrite_one(module, module, original, std::move(bias)));
+      all.push_back(std::move(rewritten));
+      return all;
+    }
+    NIBBLE_ASSIGN_OR_RETURN(QuantTensor floats, in->read(module, nullptr, nullptr));
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<QuantTensor> weights, written_weights(*in, module, std::move(floats)));
+    const std::vector<Module> written = written_modules(*in, module);
+    for (std::size_t i = 0; i < written.size(); ++i) {
+      Tensor original(module.scheme.codes, {written[i].n, written[i].k});
+      std::memcpy(original.bytes.data(), weights[i].codes.data(), original.bytes.size());
+      NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, rewrite_one(written[i], module, original, std::move(weights[i].bias)));
+      all.push_back(std::move(rewritten));
+    }
+    return all;
+  };
   const auto most = [&](const Module& module) {
-    return most_bytes(bits(spec.scheme.weight.codes), spec.scheme.weight.group, module.n, module.k);
+    std::uint64_t bytes = 0;
+    for (const Module& written : written_modules(*in, module))
+      bytes += most_bytes(bits(spec.scheme.weight.codes), spec.scheme.weight.group, written.n, written.k);
+    return bytes;
   };
   std::vector<ModuleNote> notes;
   for (const Note& note : smoothing.notes) notes.push_back({"", note});
@@ -684,17 +785,28 @@ Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::pa
   Modules selected = quantized_modules(*in);
   if (selected.empty())
     return nothing_to_do(in_path, "no module is quantized, so there is nothing to convert; quantize it first");
-  NIBBLE_RETURN_IF_ERROR(refuse_stacked(selected));
+  NIBBLE_RETURN_IF_ERROR(refuse_exponents(*in, selected));
+  NIBBLE_RETURN_IF_ERROR(check_experts(*in, selected));
   Transform transform{*in, out, std::move(selected), {}, format, {}, options};
   transform.notes = notes_of(*in, transform.selected);
-  transform.rewrite = [&](const Module& module) -> Result<Rewritten> {
+  transform.rewrite = [&](const Module& module) -> Result<std::vector<Rewritten>> {
     NIBBLE_RETURN_IF_ERROR(refuse_code_units(module));
-    NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, read(*in, module, transform.notes));
-    return encode(*format, module, q, activations_of(module, q));
+    NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, read(*in, module, transform.notes));
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<QuantTensor> weights, written_weights(*in, module, std::move(q)));
+    const std::vector<Module> written = written_modules(*in, module);
+    std::vector<Rewritten> all;
+    for (std::size_t i = 0; i < written.size(); ++i) {
+      NIBBLE_ASSIGN_OR_RETURN(Rewritten part, encode(*format, written[i], weights[i], activations_of(module, weights[i])));
+      all.push_back(std::move(part));
+    }
+    return all;
   };
   transform.most_bytes = [&](const Module& module) {
     const int width = format->name == "int-quantized" ? 8 : bits(module.scheme.codes);
-    return most_bytes(width, module.scheme.group, module.n, module.k);
+    std::uint64_t bytes = 0;
+    for (const Module& written : written_modules(*in, module))
+      bytes += most_bytes(width, module.scheme.group, written.n, written.k);
+    return bytes;
   };
   return run(transform);
 } catch (const std::exception&) {
@@ -708,11 +820,10 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
   NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
   Modules selected = quantized_modules(*in);
   if (selected.empty()) return nothing_to_do(in_path, "no module is quantized, so there is nothing to dequantize");
-  NIBBLE_RETURN_IF_ERROR(refuse_stacked(selected));
   Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
   Transform transform{*in, out, std::move(selected), {}, nullptr, {}, options};
   transform.notes = notes_of(*in, transform.selected);
-  transform.rewrite = [&](const Module& module) -> Result<Rewritten> {
+  transform.rewrite = [&](const Module& module) -> Result<std::vector<Rewritten>> {
     NIBBLE_RETURN_IF_ERROR(refuse_code_units(module));
     NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, read(*in, module, transform.notes));
     if (!q.prescale.empty())
@@ -724,7 +835,9 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
     Rewritten rewritten{{}, q.scheme, false, {module.name, std::string(name(dtype)), std::nullopt}};
     rewritten.tensors.push_back({"weight", module.filter ? as_oihw(*weight, *module.filter) : *std::move(weight)});
     if (!q.bias.empty()) rewritten.tensors.push_back({"bias", std::move(q.bias)});
-    return rewritten;
+    std::vector<Rewritten> all;
+    all.push_back(std::move(rewritten));
+    return all;
   };
   transform.most_bytes = [&](const Module& module) {
     return static_cast<std::uint64_t>(module.n * module.k * bits(dtype) / 8 + 4 * module.n);

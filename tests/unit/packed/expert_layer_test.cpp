@@ -312,29 +312,155 @@ TEST_F(ExpertLayers, ArePacked) {
   EXPECT_NE(results[0], std::vector<float>(4 * kHidden));
 }
 
-TEST_F(ExpertLayers, StoredTogetherAreLeftAsTheyAre) {
+/// Every form that experts are stored together in becomes the same modules, one by one: those of the same experts that were so already.
+TEST_F(ExpertLayers, StoredTogetherAreQuantizedOneByOne) {
+  const auto quantized = [&](const Checkpoint& in, const std::string& format, const char* scheme) {
+    const fs::path out = scratch_.path() / ("out" + std::to_string(count_++));
+    const auto report = quantize_checkpoint(in.path(), out, {.format = format, .scheme = *Scheme::parse(scheme, DType::none)});
+    EXPECT_TRUE(report.ok()) << report.status().message();
+    EXPECT_EQ(report->modules.size(), 3u * kExperts);
+    EXPECT_TRUE(report->left.empty());
+    return *Checkpoint::open(out);
+  };
+  const struct {
+    const char *format, *scheme;
+  } formats[] = {{"compressed-tensors", "u4b8g32"}, {"gptq", "u4b8g32"}, {"awq", "u4zg32"}, {"fp8", "e4m3g32_e4m3b32x32"}};
+  for (const auto& [format, scheme] : formats) {
+    SCOPED_TRACE(format);
+    const Checkpoint want = quantized(checkpoint(one_by_one({"gate_proj", "up_proj", "down_proj"})), format, scheme);
+    for (const auto& stacked : {rows(), columns(), turns()}) {
+      const bool biases = stacked.size() > 2;
+      const Checkpoint out = quantized(checkpoint(stacked), format, scheme);
+      for (const Note& note : out.notes()) ADD_FAILURE() << note.text;
+      ASSERT_EQ(out.modules().size(), want.modules().size());
+      for (const Module& module : want.modules()) {
+        const Module* found = out.find_module(module.name);
+        ASSERT_NE(found, nullptr) << module.name;
+        EXPECT_TRUE(found->stack.empty());
+        EXPECT_EQ(found->has_bias, biases);
+        QuantTensor q = *out.read(*found);
+        q.bias = Tensor();
+        EXPECT_EQ(q, *want.read(module)) << module.name;
+      }
+      const auto layers = expert_layers(out);
+      ASSERT_EQ(layers.size(), 1u);
+      EXPECT_FALSE(layers[0].interleaved) << "rows of gate and up are apart";
+      const QuantTensor up = *read_gate_up(out, layers[0], 2), down = *read_down(out, layers[0], 2);
+      for (std::int64_t n = 0; biases && n < up.n; ++n) EXPECT_EQ(up.bias.at(n), bias(2, n));
+      for (std::int64_t n = 0; biases && n < down.n; ++n) EXPECT_EQ(down.bias.at(n), bias(2, n));
+    }
+  }
+  const Checkpoint mixtral = quantized(checkpoint(rows(), R"({"model_type": "mixtral"})"), "gptq", "u4b8g32");
+  EXPECT_EQ(expert_layers(mixtral)[0].gate_up, (std::vector<std::string>{"w1", "w3"}));
+  const Checkpoint others = quantized(checkpoint(rows()), "gptq", "u4b8g32");
+  for (const auto& [one, other] : {std::pair(".1.w1", ".1.gate_proj"), {".1.w3", ".1.up_proj"}, {".1.w2", ".1.down_proj"}})
+    EXPECT_EQ(*mixtral.read(*mixtral.find_module(kLayer + std::string(one))),
+              *others.read(*others.find_module(kLayer + std::string(other))));
+}
+
+/// A layer of experts that are stored together is written one by one, or left as it is.
+TEST_F(ExpertLayers, StoredTogetherAreLeftTogether) {
   std::vector<TensorSource> tensors = rows();
   tensors.push_back(
       tensor("model.layers.0.self_attn.q_proj.weight", {64, 64}, [](auto at) { return element(Part::up, 0, at[0], at[1]); }));
   const Checkpoint opened = checkpoint(tensors);
-  const fs::path out = scratch_.path() / "out";
-  const auto report = quantize_checkpoint(opened.path(), out, {.scheme = *Scheme::parse("u4b8g32", DType::none)});
-  ASSERT_TRUE(report.ok()) << report.status().message();
-  EXPECT_EQ(report->modules.size(), 1u);
-  ASSERT_EQ(report->left.size(), 2u * kExperts);
-  EXPECT_THAT(report->left[0].why,
-              HasSubstr("stored together in the tensors of model.layers.0.mlp.experts; formats hold layers one by one"));
-  const auto written = Checkpoint::open(out);
-  ASSERT_TRUE(written.ok()) << written.status().message();
-  for (const TensorInfo& stored : opened.tensors())
-    if (stored.shape.size() == 3) {
-      EXPECT_EQ(*written->load(*written->find_tensor(stored.name)), *opened.load(stored));
+  const auto scheme = [](const char* name) { return *Scheme::parse(name, DType::none); };
+  const struct {
+    QuantizeCheckpointSpec spec;
+    const char *first, *then;  // why the first module is left, and the next one that could be quantized
+  } cases[] = {
+      {{.scheme = scheme("u4b8g64")},
+       "K=32 is not a multiple of the group size 64",
+       "stored together with model.layers.0.mlp.experts.0.down_proj"},
+      {{.scheme = scheme("u4b8g32"), .skip = "experts.1.gate"},
+       "the skip expression",
+       "stored together with model.layers.0.mlp.experts.1.gate_up_proj"},
+  };
+  for (const auto& [spec, first, then] : cases) {
+    SCOPED_TRACE(first);
+    const fs::path out = scratch_.path() / ("out" + std::to_string(count_++));
+    const auto report = quantize_checkpoint(opened.path(), out, spec);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    EXPECT_EQ(report->modules.size(), 1u);
+    ASSERT_EQ(report->left.size(), 2u * kExperts);
+    EXPECT_THAT(report->left.front().why, HasSubstr(first));
+    EXPECT_THAT(report->left.back().why, HasSubstr(then));
+    const auto written = Checkpoint::open(out);
+    ASSERT_TRUE(written.ok()) << written.status().message();
+    for (const TensorInfo& stored : opened.tensors())
+      if (stored.shape.size() == 3) {
+        EXPECT_EQ(*written->load(*written->find_tensor(stored.name)), *opened.load(stored));
+      }
+    expect_layer(*written);
+    const std::string& config = written->config();
+    const std::size_t at = config.find(kLayer);
+    EXPECT_TRUE(at != config.npos && config.find(kLayer, at + 1) == config.npos)
+        << "in the list of layers to ignore, once: " << config;
+  }
+  const Checkpoint biased = checkpoint(turns(), R"({"model_type": "openai_privacy_filter"})");
+  const Status unknown = quantize_checkpoint(biased.path(), scratch_.path() / "never", {.scheme = scheme("u4b8g32")}).status();
+  EXPECT_EQ(unknown.code(), StatusCode::invalid_argument);
+  EXPECT_THAT(unknown.message(), HasSubstr("of model_type \"openai_privacy_filter\" that is not known"));
+  EXPECT_FALSE(fs::exists(scratch_.path() / "never"));
+}
+
+/// Dequantized experts stay together, in the order of the model's floats; what they are worth does not change. Converted ones are one by one.
+TEST_F(ExpertLayers, StoredTogetherAreDequantizedTogether) {
+  const std::string layer = kLayer;
+  const auto eights = [](float value) { return value * 8; };  // whole numbers, exact in e4m3
+  const auto fp8 = [&](bool columns) {
+    std::vector<TensorSource> all;
+    for (const auto& [name, n, k] :
+         {std::tuple("gate_up_proj", 2 * kBetween, kHidden), std::tuple("down_proj", kHidden, kBetween)}) {
+      const bool up = name == std::string_view("gate_up_proj");
+      all.push_back(tensor(
+          layer + "." + name, columns ? std::vector{kExperts, k, n} : std::vector{kExperts, n, k},
+          [=](auto at) {
+            const std::int64_t row = at[columns ? 2 : 1], col = at[columns ? 1 : 2];
+            return eights(up ? gate_up(at[0], row, col) : element(Part::down, at[0], row, col));
+          },
+          DType::e4m3));
+      all.push_back(columns ? tensor(layer + "." + name + "_scale",
+                                     up ? std::vector{kExperts, std::int64_t{1}, n} : std::vector{kExperts, n, std::int64_t{1}},
+                                     [](auto) { return 0.125f; })
+                            : tensor(layer + "." + name + "_scale_inv", {kExperts, n / 16, k / 16}, [](auto) { return 0.125f; }));
     }
-  expect_layer(*written);
-  const std::string& config = written->config();
-  const std::size_t first = config.find(kLayer);
-  EXPECT_TRUE(first != config.npos && config.find(kLayer, first + 1) == config.npos)
-      << "in the list of layers to ignore, once: " << config;
+    return all;
+  };
+  for (const bool columns : {false, true}) {
+    const Checkpoint in = checkpoint(fp8(columns), columns ? "{}" : R"({"quantization_config": {"quant_method": "fp8",
+        "activation_scheme": "dynamic", "weight_block_size": [16, 16]}})");
+    expect_layer(in);
+    const fs::path floats = scratch_.path() / ("floats" + std::to_string(columns)), converted = floats.string() + "-converted";
+    const auto report = dequantize_checkpoint(in.path(), floats, DType::bf16);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    EXPECT_EQ(report->modules.size(), 2u * kExperts);
+    const auto out = Checkpoint::open(floats);
+    ASSERT_TRUE(out.ok()) << out.status().message();
+    EXPECT_EQ(out->tensors().size(), 2u);
+    EXPECT_EQ(out->find_tensor(layer + ".gate_up_proj")->shape, in.find_tensor(layer + ".gate_up_proj")->shape);
+    EXPECT_EQ(out->modules().front().stack, layer);
+    expect_layer(*out);
+    const auto one = convert_checkpoint(in.path(), converted, columns ? "float-quantized" : "fp8");
+    ASSERT_TRUE(one.ok()) << one.status().message();
+    EXPECT_EQ(one->modules.size(), 3u * kExperts);
+    const auto apart = Checkpoint::open(converted);
+    ASSERT_TRUE(apart.ok()) << apart.status().message();
+    EXPECT_NE(apart->find_module(layer + ".2.up_proj"), nullptr);
+    expect_layer(*apart);
+  }
+  // A block of 48 rows has some of the gate and some of up.
+  std::vector<TensorSource> tensors = fp8(false);
+  tensors[1] = tensor(layer + ".gate_up_proj_scale_inv", {kExperts, 2, 1}, [](auto) { return 0.125f; });
+  tensors[3] = tensor(layer + ".down_proj_scale_inv", {kExperts, 2, 1}, [](auto) { return 0.125f; });
+  const Checkpoint in = checkpoint(tensors, R"({"quantization_config": {"quant_method": "fp8", "weight_block_size": [48, 64]}})");
+  const Status refused = convert_checkpoint(in.path(), scratch_.path() / "never", "fp8").status();
+  EXPECT_EQ(refused.code(), StatusCode::unsupported);
+  EXPECT_THAT(refused.message(),
+              HasSubstr("gate and up, of 32 rows each, cannot be written one by one: blocks of 48 rows share a scale; "
+                        "dequantize the checkpoint"));
+  ASSERT_TRUE(dequantize_checkpoint(in.path(), scratch_.path() / "always", DType::f32).ok());
+  expect_layer(*Checkpoint::open(scratch_.path() / "always"));
 }
 
 TEST_F(ExpertLayers, WithoutAMatrixAreNamed) {

@@ -475,6 +475,15 @@ Tensor as_rows(const Tensor& w) {
 
 /// Experts that cannot be written one by one. Said before hours of work.
 Status check_experts(const Checkpoint::Impl& in, const Modules& modules) {
+  std::map<std::string_view, const Module*> floats;  // of a layer of experts, a module that is not quantized
+  for (const Module& module : in.modules)
+    if (!module.quantized() && is_stacked(in, module)) floats.emplace(module.stack, &module);
+  for (const Module* module : modules)
+    if (const auto other = is_stacked(in, *module) ? floats.find(module->stack) : floats.end(); other != floats.end())
+      return error(
+          StatusCode::unsupported,
+          "{}: module {} is {}, and {} of the same experts is not quantized; dequantize the checkpoint, then quantize it",
+          in.path.string(), module->name, module->scheme.name(), other->second->name);
   for (const Module* module : modules)
     if (const Status apart = check_one_by_one(in, *module); !apart.ok())
       return apart.with_context(fmt::format("{}: module {}", in.path.string(), module->name));

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -404,6 +405,41 @@ TEST_F(ExpertLayers, StoredTogetherAreLeftTogether) {
   EXPECT_FALSE(fs::exists(scratch_.path() / "never"));
 }
 
+/// A calibration names what an expert reads by the matrix as it is stored, or as it is written. Shards are cut between experts.
+TEST_F(ExpertLayers, StoredTogetherAreCalibratedAndCutIntoShards) {
+  const Checkpoint in = checkpoint(rows());
+  std::vector<TensorSource> inputs;
+  for (std::int64_t e = 0; e < kExperts; ++e) {
+    const std::string expert = std::string(kLayer) + "." + std::to_string(e);
+    inputs.push_back(
+        tensor(expert + ".gate_up_proj.input_absmax", {kHidden}, [=](auto) { return 448.0f * static_cast<float>(e + 1); }));
+    inputs.push_back(tensor(expert + ".down_proj.input_absmax", {kBetween}, [](auto) { return 448.0f / 2; }));
+  }
+  inputs.push_back(tensor(std::string(kLayer) + ".1.up_proj.input_absmax", {kHidden}, [](auto) { return 448.0f * 8; }));
+  const fs::path calibration = scratch_.path() / "inputs.safetensors", out = scratch_.path() / "out";
+  ASSERT_TRUE(write_safetensors(calibration, inputs).ok());
+  const auto report = quantize_checkpoint(
+      in.path(), out,
+      {.format = "float-quantized", .scheme = *Scheme::parse("e4m3t_e4m3c", DType::none), .calibration = calibration},
+      {.max_shard_bytes = 3 * kBetween * kHidden});
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  const auto written = Checkpoint::open(out);
+  ASSERT_TRUE(written.ok()) << written.status().message();
+  const auto scale = [&](const std::string& name) {
+    return written->read(*written->find_module(std::string(kLayer) + "." + name))->static_acts->scale;
+  };
+  EXPECT_EQ(scale("0.gate_proj"), 1);
+  EXPECT_EQ(scale("0.up_proj"), 1);
+  EXPECT_EQ(scale("1.gate_proj"), 2);
+  EXPECT_EQ(scale("1.up_proj"), 8) << "by its own name";
+  EXPECT_EQ(scale("2.gate_proj"), 3);
+  EXPECT_EQ(scale("2.down_proj"), 0.5f);
+  std::set<std::string> shards;
+  for (const TensorInfo& stored : written->tensors()) shards.insert(stored.file);
+  EXPECT_GE(shards.size(), 3u);
+  EXPECT_EQ(expert_layers(*written).front().count, kExperts);
+}
+
 /// Dequantized experts stay together, in the order of the model's floats; what they are worth does not change. Converted ones are one by one.
 TEST_F(ExpertLayers, StoredTogetherAreDequantizedTogether) {
   const std::string layer = kLayer;
@@ -449,6 +485,17 @@ TEST_F(ExpertLayers, StoredTogetherAreDequantizedTogether) {
     EXPECT_NE(apart->find_module(layer + ".2.up_proj"), nullptr);
     expect_layer(*apart);
   }
+  // One matrix in FP8 and one in floats are not one layer of a format.
+  std::vector<TensorSource> half = rows();
+  half.front() = fp8(false).front();
+  half.push_back(fp8(false)[1]);
+  const Checkpoint mixed = checkpoint(half);
+  const Status unequal = convert_checkpoint(mixed.path(), scratch_.path() / "never", "float-quantized").status();
+  EXPECT_EQ(unequal.code(), StatusCode::unsupported);
+  EXPECT_THAT(unequal.message(), HasSubstr("and model.layers.0.mlp.experts.0.down_proj of the same experts is not quantized"));
+  ASSERT_TRUE(dequantize_checkpoint(mixed.path(), scratch_.path() / "equal", DType::f32).ok());
+  expect_layer(*Checkpoint::open(scratch_.path() / "equal"));
+
   // A block of 48 rows has some of the gate and some of up.
   std::vector<TensorSource> tensors = fp8(false);
   tensors[1] = tensor(layer + ".gate_up_proj_scale_inv", {kExperts, 2, 1}, [](auto) { return 0.125f; });

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 NIBBLE = os.environ.get("NIBBLE_CLI", str(pathlib.Path(__file__).resolve().parents[2] / "build" / "bin" / "nibble"))
 
@@ -116,3 +116,48 @@ def test_int8_weights_alone(tmp_path):
     path.write_text(json.dumps(config))
     nibble("convert", tmp_path / "first", tmp_path / "out", "--format", "int-quantized")
     check(tmp_path / "out", tmp_path, torch.float16)
+
+
+MIXTURES = {
+    "qwen3_moe": lambda sizes: transformers.Qwen3MoeConfig(num_experts=4, moe_intermediate_size=64, **sizes),
+    "mixtral": lambda sizes: transformers.MixtralConfig(num_local_experts=4, **sizes | {"intermediate_size": 64}),
+}
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_experts_that_were_stored_together(model_type, tmp_path):
+    """Fused as transformers has them in memory: quantized one by one, under names by which transformers finds them."""
+    torch.manual_seed(1)
+    sizes = dict(vocab_size=96, hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, num_experts_per_tok=2)
+    model = transformers.AutoModelForCausalLM.from_config(MIXTURES[model_type](sizes)).to(torch.bfloat16)
+    (tmp_path / "in").mkdir()
+    save_file({name: t.contiguous() for name, t in model.state_dict().items()}, tmp_path / "in" / "model.safetensors", metadata={"format": "pt"})
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path / "in")
+    nibble("quantize", tmp_path / "in", tmp_path / "out", *PACK, "u4b8g32")
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.bfloat16, output_loading_info=True, quantization_config=transformers.CompressedTensorsConfig(run_compressed=False)
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
+    nibble("dequantize", tmp_path / "out", tmp_path / "float", "--dtype", "bf16")
+    exact = load_file(tmp_path / "float" / "model.safetensors")
+    gate, up, down = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    experts = {name: tensor for name, tensor in loaded.named_parameters() if ".experts." in name}
+    assert len(experts) == 2
+    for name, tensor in experts.items():
+        layer, matrix = name.rsplit(".", 1)
+        for e, own in enumerate(tensor):
+            parts = [exact[f"{layer}.{e}.{part}.weight"] for part in ((gate, up) if matrix == "gate_up_proj" else (down,))]
+            assert torch.equal(own, torch.cat(parts)), name
+
+
+def test_floats_of_mxfp4_are_those_of_transformers(tmp_path):
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    nibble("sample", tmp_path / "in", "--shapes", "tiny", "--experts", "4", "--family", "gpt-oss", "--vocab", "64")
+    nibble("dequantize", tmp_path / "in", tmp_path / "out", "--dtype", "bf16")
+    stored, floats = (load_file(tmp_path / folder / "model.safetensors") for folder in ("in", "out"))
+    for matrix in ("gate_up_proj", "down_proj"):
+        name = f"model.layers.0.mlp.experts.{matrix}"
+        wanted = convert_moe_packed_tensors(stored[f"{name}_blocks"], stored[f"{name}_scales"], dtype=torch.bfloat16)
+        assert torch.equal(floats[name], wanted.cpu()) and torch.equal(floats[f"{name}_bias"], stored[f"{name}_bias"])

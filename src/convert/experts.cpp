@@ -84,6 +84,11 @@ std::vector<Module> written_modules(const Checkpoint::Impl& in, const Module& mo
 }
 
 Status check_one_by_one(const Checkpoint::Impl& in, const Module& module) {
+  if (is_stacked(in, module))
+    for (const Module& written : written_modules(in, module))
+      if (written.name != module.name && in.group_index.contains(written.name))
+        return error(StatusCode::unsupported,
+                     "one by one it would be {}, which is there already; remove one of both from the checkpoint", written.name);
   if (!is_gate_up(in, module)) return {};
   const std::int64_t height = module.scheme.is_dense() ? 1 : module.scheme.group.n;  // 0: all rows share a scale
   const bool turns = takes_turns(in, module);

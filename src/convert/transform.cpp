@@ -586,17 +586,20 @@ Result<WeightScheme> stored_as(const codec::Format& format, const Module& module
   return stored_as(format, module, spec, module.n);  // for the real N in the error
 }
 
-/// Experts that are stored together stay so unless all matrices of their layer are chosen.
-void leave_together(const Checkpoint::Impl& in, Chosen& chosen) {
+/// Experts that are stored together stay so unless all matrices of their layer are chosen. Returns the name of the first that stays
+/// for that, and why; or "".
+std::string leave_together(const Checkpoint::Impl& in, Chosen& chosen) {
   std::map<std::string, std::string> first;  // of the layers with an expert that is left, the first one
   for (const LeftModule& left : chosen.left)
     if (const Module& module = *in.find_module(left.name); is_stacked(in, module)) first.try_emplace(module.stack, left.name);
   Chosen kept;
+  std::string told;
   for (std::size_t i = 0; i < chosen.modules.size(); ++i) {
     const Module* const module = chosen.modules[i];
     const auto left = is_stacked(in, *module) ? first.find(module->stack) : first.end();
     if (left != first.end()) {
       chosen.left.push_back({module->name, fmt::format("stored together with {}, which is left as it is", left->second)});
+      if (told.empty()) told = fmt::format("; {}: {}", module->name, chosen.left.back().why);
       continue;
     }
     kept.modules.push_back(module);
@@ -604,6 +607,7 @@ void leave_together(const Checkpoint::Impl& in, Chosen& chosen) {
   }
   kept.left = std::move(chosen.left);
   chosen = std::move(kept);
+  return told;
 }
 
 Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, const QuantizeCheckpointSpec& spec) {
@@ -655,7 +659,8 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
     }
     chosen.left.push_back({module.name, std::move(why)});
   }
-  leave_together(in, chosen);
+  const std::string together = leave_together(in, chosen);
+  if (cannot.empty()) cannot = together;
   if (!chosen.modules.empty()) return chosen;
   if (!refused.ok()) return refused;
   if (!kept.empty()) kept += " (--all takes it)";

@@ -398,6 +398,17 @@ TEST_F(ExpertLayers, StoredTogetherAreLeftTogether) {
     EXPECT_TRUE(at != config.npos && config.find(kLayer, at + 1) == config.npos)
         << "in the list of layers to ignore, once: " << config;
   }
+  const Status parted =
+      quantize_checkpoint(opened.path(), scratch_.path() / "never", {.scheme = scheme("u4b8g32"), .only = "gate_up"}).status();
+  EXPECT_EQ(parted.code(), StatusCode::invalid_argument);
+  EXPECT_THAT(parted.message(), HasSubstr("experts.0.gate_up_proj: stored together with model.layers.0.mlp.experts.0.down_proj"));
+  std::vector<TensorSource> twice = rows();
+  twice.push_back(tensor(std::string(kLayer) + ".1.up_proj.weight", {kBetween, kHidden}, [](auto) { return 1.0f; }));
+  const auto taken = quantize_checkpoint(checkpoint(twice).path(), scratch_.path() / "once", {.scheme = scheme("u4b8g32")});
+  ASSERT_TRUE(taken.ok()) << taken.status().message();
+  EXPECT_EQ(taken->modules.size(), 1u) << "the module of its own";
+  ASSERT_EQ(taken->left.size(), 2u * kExperts);
+  EXPECT_THAT(taken->left.front().why, HasSubstr("it would be model.layers.0.mlp.experts.1.up_proj, which is there already"));
   const Checkpoint biased = checkpoint(turns(), R"({"model_type": "openai_privacy_filter"})");
   const Status unknown = quantize_checkpoint(biased.path(), scratch_.path() / "never", {.scheme = scheme("u4b8g32")}).status();
   EXPECT_EQ(unknown.code(), StatusCode::invalid_argument);

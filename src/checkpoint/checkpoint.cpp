@@ -443,17 +443,16 @@ Result<QuantTensor> Checkpoint::Impl::read(const Module& module, const LayerPart
                  out);
 }
 
-Result<std::optional<OpenModule>> Checkpoint::Impl::open_module(const Module& module, Executor& executor,
-                                                                std::vector<Note>* out) const {
+Result<std::optional<OpenModule>> Checkpoint::Impl::open_module(const Module& module, std::vector<Note>* out) const {
   NIBBLE_ASSIGN_OR_RETURN(const Found own, find(module));
   const Group& group = groups[group_index.at(own.module.name)];
   if (own.format.codes == nullptr) return std::optional<OpenModule>();
   const auto stored = own.format.codes(module_tensors(group), own.module, config.quant);
   if (!stored) return std::optional<OpenModule>();
   const auto tensor = std::ranges::find(group.tensors, stored->suffix, [&](std::size_t i) { return suffix(group, i); });
-  if (tensor == group.tensors.end() || bytes(group, *tensor) != static_cast<std::uint64_t>(stored->stored_bytes(stored->n)))
+  if (tensor == group.tensors.end() || bytes(group, *tensor) != static_cast<std::uint64_t>(stored->stored_bytes()))
     return error(StatusCode::internal, "{}: module {} has no {} bytes of codes", path.string(), own.module.name,
-                 stored->stored_bytes(stored->n));
+                 stored->stored_bytes());
   std::vector<Note> found;
   std::vector<Tensor> memory;
   NIBBLE_ASSIGN_OR_RETURN(codec::ModuleTensors parts, load_module(group, memory, stored->suffix));
@@ -462,7 +461,8 @@ Result<std::optional<OpenModule>> Checkpoint::Impl::open_module(const Module& mo
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, checked(std::move(read), fmt::format("{}: module {}", path.string(), own.module.name),
                                                  path.string(), std::move(found), out, false));
   const DType nans = out != nullptr && can_be_nan(q.scheme) ? q.scheme.codes : DType::none;
-  NIBBLE_ASSIGN_OR_RETURN(auto codes, FileCodes::open(shards, *tensor, first_byte(group, *tensor), *stored, nans, executor));
+  const std::uint64_t first = shards.tensors[*tensor].file_offset + first_byte(group, *tensor);
+  auto codes = std::make_unique<FileCodes>(*shards.file[*tensor], first, *stored, nans);
   return std::optional(OpenModule{std::move(q), std::move(codes)});
 }
 

@@ -54,9 +54,9 @@ struct Checkpoint::Impl {
   const Module* find_module(std::string_view module_name) const;
   /// All of a module, or a part of it.
   Result<QuantTensor> read(const Module& module, const LayerPart* part, std::vector<Note>* notes) const;
-  /// All of a module but its codes, which are read by blocks of rows; nullopt where only read() has them. Findings are those of read(), but
+  /// All of a module but its codes, which are read by blocks; nullopt where only read() has them. Findings are those of read(), but
   /// for the codes' (add_nan_note).
-  Result<std::optional<OpenModule>> open_module(const Module& module, Executor& executor, std::vector<Note>* notes) const;
+  Result<std::optional<OpenModule>> open_module(const Module& module, std::vector<Note>* notes) const;
   Result<std::string> digest(const Module& module) const;
 
   std::filesystem::path path;

@@ -4,10 +4,11 @@
 
 namespace nibble {
 
-void CodeRows::copy_bytes(std::int64_t n, std::int64_t k, std::uint8_t* to) const {
+void CodeRows::copy_row(std::int64_t n, int element_bytes, std::uint8_t* to) const {
   const std::uint8_t* const from = row(n);
+  const std::int64_t k = channels();
   if (!pairs) {
-    std::memcpy(to, from, static_cast<std::size_t>(k));
+    std::memcpy(to, from, static_cast<std::size_t>(k * element_bytes));
     return;
   }
   for (std::int64_t i = 0; i < k / 2; ++i) {

@@ -78,9 +78,12 @@ struct Layout {
   std::size_t (*size)(const WeightScheme& scheme, DType zero_type, std::int64_t n, std::int64_t k);
   /// The output channels that it keeps together: a power of two.
   int rows = 1;
-  /// Fills what packed.bytes (of size() bytes, host memory) has of some rows: whole blocks of `rows` of them, or up to the last row. Scales
-  /// and zeros are those of q, whose codes are not read; everything else of `packed` is set. What is not of a block of rows belongs to row 0.
-  /// Several threads may pack different rows.
+  /// The input channels of a group that it keeps together, where it takes bands of channels: a divisor of kBandUnit. 0: it takes rows of
+  /// all channels only.
+  int channels = 0;
+  /// Fills what packed.bytes (of size() bytes, host memory) has of some rows: whole blocks of `rows` of them, or up to the last row; or of a
+  /// band of channels of all rows, for weights that fits_bands() admits. Scales and zeros are those of q, whose codes are not read;
+  /// everything else of `packed` is set. What is not of a block of rows belongs to row 0. Several threads may pack different rows, or bands.
   void (*pack)(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed);
   /// Fills q.codes, q.scales, q.zeros (allocated); everything else of `q` is set.
   void (*unpack)(const PackedWeightData& packed, QuantTensor& q);
@@ -88,6 +91,9 @@ struct Layout {
 
 /// Why the layout cannot hold such a weight; empty when it can.
 std::string refusal(const Layout& layout, const WeightScheme& scheme, DType zero_type, std::int64_t k);
+
+/// Whether pack() takes bands: groups consist of whole runs of the channels that the layout keeps together, and are packed in their order.
+bool fits_bands(const Layout& layout, const PackedWeightHeader& weight);
 
 /// All layouts.
 std::span<const Layout* const> layout_table();

@@ -19,6 +19,10 @@ const Layout* find_layout(std::string_view name) {
   return it == table.end() ? nullptr : *it;
 }
 
+bool fits_bands(const Layout& layout, const PackedWeightHeader& weight) {
+  return layout.channels != 0 && weight.perm.empty() && (weight.groups() == 1 || weight.group_size() % layout.channels == 0);
+}
+
 std::string refusal(const Layout& layout, const WeightScheme& scheme, DType zero_type, std::int64_t k) {
   return layout.refusal == nullptr ? std::string() : layout.refusal(scheme, zero_type, k);
 }

@@ -195,6 +195,16 @@ std::int64_t pack_words(const CodeRows& codes, std::int64_t n, int rows, std::in
   return k;
 }
 
+/// The scales and zeros of a row block, and zeros for its rows past N.
+void pack_headers(const QuantTensor& q, PackedWeightData& packed, const tile::Geometry& geo, std::int64_t block) {
+  std::byte* const records = packed.bytes.data() + geo.record(block, 0);
+  for (std::int64_t g = 0; geo.n < (block + 1) * geo.rows && g < geo.groups(); ++g)
+    std::memset(records + g * geo.record_bytes, 0, static_cast<std::size_t>(geo.header_bytes));
+  if (!q.scales.empty()) pack_columns(q.scales, q.scheme, geo, block, 0, records);
+  if (!q.zeros.empty()) pack_columns(q.zeros, q.scheme, geo, block, geo.scale_bytes, records);
+}
+
+/// The octets of a row block that are of the channels of `codes`: a band, or all.
 template <int R>
 void pack_block(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed, const tile::Geometry& geo,
                 std::int64_t block) {
@@ -203,39 +213,43 @@ void pack_block(const QuantTensor& q, const CodeRows& codes, PackedWeightData& p
   const tile::Planes planes = dense ? tile::Planes{} : tile::planes(geo.bits);
   const std::int64_t n = block * R;
   const int rows = static_cast<int>(std::min<std::int64_t>(R, geo.n - n));
-  std::byte* const bytes = packed.bytes.data() + geo.record(block, 0);
-  if (rows < R) std::memset(bytes, 0, static_cast<std::size_t>(geo.row_block_bytes));
-  if (!dense) pack_columns(q.scales, q.scheme, geo, block, 0, bytes);
-  if (!q.zeros.empty()) pack_columns(q.zeros, q.scheme, geo, block, geo.scale_bytes, bytes);
-  for (std::int64_t g = 0; g < geo.groups(); ++g) {
-    std::byte* record = packed.bytes.data() + geo.record(block, g);
-    auto* const octets = reinterpret_cast<std::uint8_t*>(record + geo.header_bytes);
-    const std::int64_t k_begin = g * geo.group, k_end = std::min(geo.k, k_begin + geo.group);
-    std::int64_t k = k_begin;
-    if (in_order && geo.bits == 4 && codes.pairs && k % 2 == 0) k = pack_words<R>(codes, n, rows, k, k_end, FromPairs{}, octets);
-    if (in_order && geo.bits == 4 && !codes.pairs) k = pack_words<R>(codes, n, rows, k, k_end, FromBytes{}, octets);
+  for (std::int64_t k = codes.k_begin; k < codes.k_end;) {
+    const std::int64_t g = k / geo.group, k_end = std::min(codes.k_end, (g + 1) * geo.group);
+    auto* octet = reinterpret_cast<std::uint8_t*>(packed.bytes.data() + geo.record(block, g) + geo.header_bytes) +
+                  (k - g * geo.group) / tile::kOctet * geo.octet_bytes;
+    const std::int64_t begin = k - codes.k_begin, end = k_end - codes.k_begin;  // in the rows of `codes`
+    if (rows < R) std::memset(octet, 0, static_cast<std::size_t>(tile::Geometry::octets(end - begin) * geo.octet_bytes));
+    std::int64_t i = begin;
+    if (in_order && geo.bits == 4 && codes.pairs && i % 2 == 0) i = pack_words<R>(codes, n, rows, i, end, FromPairs{}, octet);
+    if (in_order && geo.bits == 4 && !codes.pairs) i = pack_words<R>(codes, n, rows, i, end, FromBytes{}, octet);
     if (in_order && geo.bits == 8)
-      k = pack_words<R>(codes, n, rows, k, k_end, Whole{static_cast<std::uint32_t>(sign_flip(q.scheme.codes, tile::kOctet))},
-                        octets);
-    std::uint8_t* octet = octets + (k - k_begin) / tile::kOctet * geo.octet_bytes;
-    std::memset(octet, 0, static_cast<std::size_t>(tile::Geometry::octets(k_end - k) * geo.octet_bytes));
-    for (; k < k_end; k += tile::kOctet, octet += geo.octet_bytes) {
-      const int count = static_cast<int>(std::min<std::int64_t>(tile::kOctet, k_end - k));
+      i = pack_words<R>(codes, n, rows, i, end, Whole{static_cast<std::uint32_t>(sign_flip(q.scheme.codes, tile::kOctet))},
+                        octet);
+    octet += (i - begin) / tile::kOctet * geo.octet_bytes;
+    std::memset(octet, 0, static_cast<std::size_t>(tile::Geometry::octets(end - i) * geo.octet_bytes));
+    for (; i < end; i += tile::kOctet, octet += geo.octet_bytes) {
+      const int count = static_cast<int>(std::min<std::int64_t>(tile::kOctet, end - i));
       for (int r = 0; r < rows; ++r) {
         const std::uint8_t* const row = codes.row(n + r);
         if (dense)
-          put_floats<R>(row + k * width, width, count, r, octet);
+          put_floats<R>(row + i * width, width, count, r, octet);
         else
-          put_row<R>(gather(codes, row, packed.perm, k, count) ^ sign_flip(q.scheme.codes, count), planes, r, octet);
+          put_row<R>(gather(codes, row, packed.perm, i, count) ^ sign_flip(q.scheme.codes, count), planes, r, octet);
       }
     }
+    k = k_end;
   }
 }
 
 template <int R>
 void pack(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed) {
   const tile::Geometry geo = tile::geometry(R, q.scheme, packed.zero_type, q.n, q.k);
-  for (std::int64_t n = codes.begin; n < codes.end; n += R) pack_block<R>(q, codes, packed, geo, n / R);
+  // A row of scales is copied at once, so that its lines are read once: every band has the headers of its share of the row blocks.
+  const std::int64_t first = geo.row_blocks() * codes.k_begin / geo.k, last = geo.row_blocks() * codes.k_end / geo.k;
+  for (std::int64_t block = codes.begin / R; block * R < codes.end; ++block) {
+    if (block >= first && block < last) pack_headers(q, packed, geo, block);
+    pack_block<R>(q, codes, packed, geo, block);
+  }
 }
 
 template <int R>
@@ -267,7 +281,13 @@ void unpack(const PackedWeightData& packed, QuantTensor& q) {
 
 template <int R>
 constexpr Layout make_layout(std::string_view name, std::string_view drawing) {
-  return {.name = name, .drawing = drawing, .size = size<R>, .rows = R, .pack = pack<R>, .unpack = unpack<R>};
+  return {.name = name,
+          .drawing = drawing,
+          .size = size<R>,
+          .rows = R,
+          .channels = tile::kOctet,
+          .pack = pack<R>,
+          .unpack = unpack<R>};
 }
 
 }  // namespace

@@ -36,13 +36,12 @@ Result<std::string> objection(const Checkpoint& checkpoint, const Module& module
   return std::string();
 }
 
-/// The module's codes go into the layout by blocks of rows, unless all of them have to be there at once.
+/// The module's codes go into the layout block by block, unless all of them have to be there at once.
 template <class Spec>
 Result<PackedWeight> pack_module(const Checkpoint& checkpoint, const Module& module, const Spec& spec, const PackOptions& options,
                                  std::vector<Note>* notes) {
   if (!packed_in_pairs(spec, module.scheme)) {
-    Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
-    NIBBLE_ASSIGN_OR_RETURN(const std::optional<OpenModule> opened, checkpoint.impl().open_module(module, executor, notes));
+    NIBBLE_ASSIGN_OR_RETURN(const std::optional<OpenModule> opened, checkpoint.impl().open_module(module, notes));
     if (opened) {
       NIBBLE_ASSIGN_OR_RETURN(PackedWeight weight, pack_codes(opened->q, *opened->codes, spec, options));
       if (notes != nullptr) add_nan_note(opened->q, opened->codes->nans(), *notes);

@@ -1,6 +1,6 @@
 // Packing: chooses a layout and fills its bytes; explain() does the first without the second.
 #include <algorithm>
-#include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -69,18 +69,37 @@ std::size_t channel_sums_length(const WeightScheme& scheme, std::int64_t n) {
 
 namespace {
 
-/// Of the rows whose codes these are.
+/// The sum of bytes of which each has been XORed with `flip`.
+std::int64_t sum_bytes(const std::uint8_t* bytes, std::int64_t count, std::uint8_t flip) {
+  constexpr std::int64_t kRun = 1 << 12;  // whose sum is in 32 bits
+  std::int64_t sum = 0;
+  for (std::int64_t i = 0; i < count; i += kRun) {
+    std::uint32_t of_run = 0;
+    for (std::int64_t j = i; j < std::min(count, i + kRun); ++j) of_run += static_cast<std::uint8_t>(bytes[j] ^ flip);
+    sum += of_run;
+  }
+  return sum;
+}
+
+/// The sum of codes that lie in pairs.
+std::int64_t sum_pairs(const std::uint8_t* pairs, std::int64_t count) {
+  std::int64_t sum = count % 2 == 0 ? 0 : pairs[count / 2] & 15;
+  for (std::int64_t i = 0; i < count / 2; ++i) sum += (pairs[i] & 15) + (pairs[i] >> 4);
+  return sum;
+}
+
+/// Adds the codes that are there to the sums of their rows. Bands of the same rows may be added at the same time: sums of whole numbers are
+/// exact in any order.
 void sum_channels(const QuantTensor& q, const CodeRows& codes, std::span<double> sums) {
   const bool zeros = q.scheme.zero == ZeroKind::integer;
-  std::array<std::int32_t, 256> value;
-  for (std::size_t code = 0; code < value.size(); ++code)
-    value[code] = static_cast<std::int32_t>(code_value(q.scheme.codes, static_cast<std::uint8_t>(code)));
+  const std::uint8_t flip = q.scheme.codes == DType::s8 ? 0x80 : 0;
+  const auto channels = static_cast<double>(codes.channels()), bias = static_cast<double>(code_bias(q.scheme.codes));
   for (std::int64_t n = codes.begin; n < codes.end; ++n) {
     const std::uint8_t* const row = codes.row(n);
-    std::int64_t sum = 0;
-    for (std::int64_t k = 0; k < q.k; ++k) sum += value[codes.code(row, k)];
+    const std::int64_t sum = codes.pairs ? sum_pairs(row, codes.channels()) : sum_bytes(row, codes.channels(), flip);
     const double zero = zeros ? static_cast<double>(q.zeros.at(q.scheme.group.n == 0 ? 0 : n / q.scheme.group.n)) : 0.0;
-    sums[static_cast<std::size_t>(n)] = static_cast<double>(sum) - zero * static_cast<double>(q.k);
+    const std::atomic_ref total(sums[static_cast<std::size_t>(n)]);
+    total.fetch_add(static_cast<double>(sum) - (bias + zero) * channels, std::memory_order_relaxed);
   }
 }
 
@@ -142,11 +161,11 @@ Result<Packing> packing_for(const WeightDesc& weight, const ConvSpec& spec, cons
 Status check_finite(const QuantTensor& q, const CodeRows& codes, const Layout& layout) {
   if (q.scheme.codes != DType::e4m3 || &layout != &kGpuTileLayout) return {};
   for (std::int64_t n = codes.begin; n < codes.end; ++n) {
-    const std::span row(codes.row(n), static_cast<std::size_t>(q.k));
+    const std::span row(codes.row(n), static_cast<std::size_t>(codes.channels()));
     const auto nan = std::ranges::find_if(row, [](std::uint8_t code) { return (code & 0x7f) == 0x7f; });
     if (nan != row.end())
       return error(StatusCode::invalid_argument, "W[{},{}] is NaN (code {:#04x}), and layout {} holds finite e4m3 codes only", n,
-                   nan - row.begin(), *nan, layout.name);
+                   codes.k_begin + (nan - row.begin()), *nan, layout.name);
   }
   return {};
 }
@@ -187,36 +206,61 @@ class FirstFailure {
   std::int64_t block_ = 0;
 };
 
-/// Calls use(rows) for the codes of all rows, in blocks that both the source and the layout take.
+/// Calls use(rows) for all codes, in blocks that the source has cheaply, of at least so many rows where they are not bands.
 template <class Use>
-Status for_each_block(const QuantTensor& q, const CodeSource& codes, const Layout& layout, Executor& executor, Use use) {
-  const std::int64_t rows = std::max<std::int64_t>(codes.block_rows(), layout.rows);
+Status for_each_block(const QuantTensor& q, const CodeSource& codes, int rows, Executor& executor, Use use) {
+  const std::int64_t length = codes.in_bands() ? q.k : q.n;
+  const std::int64_t block = codes.in_bands() ? codes.block() : std::max<std::int64_t>(codes.block(), rows);
   Scratch scratch;
   FirstFailure failure;
-  executor.parallel_for((q.n + rows - 1) / rows, [&](std::int64_t block) {
+  executor.parallel_for((length + block - 1) / block, [&](std::int64_t i) {
     std::vector<std::uint8_t> memory = scratch.take();
-    const Result<CodeRows> read = codes.read(block * rows, std::min(q.n, (block + 1) * rows), memory);
-    failure.add(block, read.ok() ? use(*read) : read.status());
+    const Result<CodeRows> read = codes.read(i * block, std::min(length, (i + 1) * block), memory);
+    failure.add(i, read.ok() ? use(*read) : read.status());
     scratch.give(std::move(memory));
   });
   return failure.status();
 }
 
-/// Arranges gpu_n64k128 on the GPU, which takes all codes at once: where they lie, or in an array of them.
-Status pack_on_gpu(const QuantTensor& q, const CodeSource& codes, PackedWeightData& packed, Executor& executor) {
-  std::vector<std::uint8_t> all;
-  CodeRows every{.begin = 0, .end = q.n, .pitch = q.k};
-  const bool decodes = q.codes.empty();
-  if (decodes) all = zero_bytes<std::uint8_t>(static_cast<std::size_t>(q.n * every.pitch));
-  const auto take_rows = [&](const CodeRows& rows) -> Status {
-    NIBBLE_RETURN_IF_ERROR(check_finite(q, rows, kGpuTileLayout));
-    if (!decodes) return {};
-    for (std::int64_t n = rows.begin; n < rows.end; ++n) rows.copy_bytes(n, q.k, all.data() + n * every.pitch);
+/// All codes, as QuantTensor::codes has them, of a source that decodes them; not of a dense weight.
+Result<Buffer> decode_all(const QuantTensor& q, const CodeSource& codes, const Layout& layout, Executor& executor) {
+  Buffer all(static_cast<std::size_t>(q.n * q.k));
+  auto* const to = reinterpret_cast<std::uint8_t*>(all.data());
+  const auto copy_rows = [&](const CodeRows& rows) -> Status {
+    NIBBLE_RETURN_IF_ERROR(check_finite(q, rows, layout));
+    for (std::int64_t n = rows.begin; n < rows.end; ++n) rows.copy_row(n, 1, to + n * q.k + rows.k_begin);
     return {};
   };
-  NIBBLE_RETURN_IF_ERROR(for_each_block(q, codes, kGpuTileLayout, executor, take_rows));
-  every.data = decodes ? all.data() : q.codes.data();
+  NIBBLE_RETURN_IF_ERROR(for_each_block(q, codes, layout.rows, executor, copy_rows));
+  return all;
+}
+
+/// Arranges gpu_n64k128 on the GPU, which takes all codes at once: where they lie, or in an array of them.
+Status pack_on_gpu(const QuantTensor& q, const CodeSource& codes, PackedWeightData& packed, Executor& executor) {
+  CodeRows every{.end = q.n, .k_end = q.k, .data = q.codes.data(), .pitch = q.k};
+  Buffer all;
+  if (q.codes.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(all, decode_all(q, codes, kGpuTileLayout, executor));
+    every.data = reinterpret_cast<const std::uint8_t*>(all.data());
+  } else {
+    NIBBLE_RETURN_IF_ERROR(for_each_block(q, codes, kGpuTileLayout.rows, executor,
+                                          [&](const CodeRows& rows) { return check_finite(q, rows, kGpuTileLayout); }));
+  }
   return cuda::pack(q, every, packed);
+}
+
+/// Fills packed.bytes, and the sums of channels if there are any.
+Status pack_on_host(const QuantTensor& q, const CodeSource& codes, PackedWeightData& packed, Executor& executor) {
+  const Layout& layout = *packed.layout;
+  const auto pack_rows = [&](const CodeRows& rows) -> Status {
+    NIBBLE_RETURN_IF_ERROR(check_finite(q, rows, layout));
+    layout.pack(q, rows, packed);
+    if (!packed.channel_sums.empty()) sum_channels(q, rows, packed.channel_sums);
+    return {};
+  };
+  if (!codes.in_bands() || fits_bands(layout, packed)) return for_each_block(q, codes, layout.rows, executor, pack_rows);
+  NIBBLE_ASSIGN_OR_RETURN(const Buffer all, decode_all(q, codes, layout, executor));
+  return for_each_block(q, CodesOf(q, reinterpret_cast<const std::uint8_t*>(all.data())), layout.rows, executor, pack_rows);
 }
 
 /// q without its codes, which are those of `codes`.
@@ -252,13 +296,7 @@ Result<PackedWeight> pack_in(const QuantTensor& q, const CodeSource& codes, bool
     }
     packed->bytes = Buffer(layout->size(q.scheme, zero_type, q.n, q.k));
     if (packing.memory == Backend::cpu) packed->channel_sums.resize(channel_sums_length(q.scheme, q.n));
-    const auto pack_rows = [&](const CodeRows& rows) -> Status {
-      NIBBLE_RETURN_IF_ERROR(check_finite(q, rows, *layout));
-      layout->pack(q, rows, *packed);
-      if (!packed->channel_sums.empty()) sum_channels(q, rows, packed->channel_sums);
-      return {};
-    };
-    NIBBLE_RETURN_IF_ERROR(for_each_block(q, codes, *layout, executor, pack_rows));
+    NIBBLE_RETURN_IF_ERROR(pack_on_host(q, codes, *packed, executor));
     if (packing.memory == Backend::cuda) NIBBLE_RETURN_IF_ERROR(cuda::move_to_device(*packed));
   } catch (const std::bad_alloc&) {
     return error(StatusCode::io_error, "no memory for the {} bytes of W[{},{}] packed as {}",

@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "core/buffer.hpp"
 #include "nibble/parallel.hpp"
@@ -17,6 +18,7 @@ constexpr int kWords = 4;
 constexpr std::int64_t kNibbles = 8;                       // of a word
 constexpr std::int64_t kStep = kWords * kNibbles;          // codes of a row that are stored together
 constexpr std::int64_t kLine = 64, kBlockBytes = 1 << 18;  // of a cache; of a block, which stays in the second-level cache
+constexpr std::int64_t kLongestBand = 1 << 10;             // channels
 
 /// Words [column, column + 4) of a line of words; zeros past its end.
 Words load_words(const std::byte* line, std::int64_t column, std::int64_t columns) {
@@ -54,27 +56,25 @@ void transpose_nibbles(Words (&x)[kNibbles]) {
   for (const std::size_t i : {0, 2, 4, 6}) exchange(i, 1, 0x0f0f0f0f);
 }
 
-/// Streams of 4-bit codes, [K/8,N]: a word has eight codes of a row, as pairs have them, so that words are transposed.
-void transpose_streams(const std::byte* words, std::int64_t k, std::int64_t n, std::int64_t begin, std::int64_t end,
-                       std::uint8_t* to, std::int64_t pitch) {
+/// Streams of 4-bit codes, [k/8,N]: a word has eight codes of a row, as pairs have them, so that words are transposed.
+void transpose_streams(const std::byte* words, std::int64_t k, std::int64_t n, std::uint8_t* to, std::int64_t pitch) {
   const std::int64_t lines = (k + kNibbles - 1) / kNibbles;
   for (std::int64_t line = 0; line < lines; line += kWords)
-    for (std::int64_t c = begin; c < end; c += kWords) {
+    for (std::int64_t c = 0; c < n; c += kWords) {
       Words tile[kWords] = {};
       for (std::int64_t i = 0; i < std::min<std::int64_t>(kWords, lines - line); ++i)
         tile[i] = load_words(words + 4 * (line + i) * n, c, n);
       transpose(tile);
-      for (std::int64_t i = 0; i < std::min<std::int64_t>(kWords, end - c); ++i)
-        std::memcpy(to + (c + i - begin) * pitch + line * 4, &tile[i], sizeof tile[i]);
+      for (std::int64_t i = 0; i < std::min<std::int64_t>(kWords, n - c); ++i)
+        std::memcpy(to + (c + i) * pitch + line * 4, &tile[i], sizeof tile[i]);
     }
 }
 
-/// AWQ's words, [K,N/8]: the nibbles of eight lines are transposed, which makes words of rows; then those of four such octets.
-void transpose_awq(const std::byte* words, std::int64_t k, std::int64_t n, std::int64_t begin, std::int64_t end, std::uint8_t* to,
-                   std::int64_t pitch) {
+/// AWQ's words, [k,N/8]: the nibbles of eight lines are transposed, which makes words of rows; then those of four such octets.
+void transpose_awq(const std::byte* words, std::int64_t k, std::int64_t n, std::uint8_t* to, std::int64_t pitch) {
   const std::int64_t columns = n / kNibbles;
   for (std::int64_t k0 = 0; k0 < k; k0 += kStep)
-    for (std::int64_t c = begin / kNibbles; c < end / kNibbles; c += kWords) {
+    for (std::int64_t c = 0; c < columns; c += kWords) {
       Words octets[kNibbles][kWords];  // by row of a word, and octet
       for (int octet = 0; octet < kWords; ++octet) {
         Words x[kNibbles] = {};
@@ -86,8 +86,8 @@ void transpose_awq(const std::byte* words, std::int64_t k, std::int64_t n, std::
       }
       for (std::int64_t row = 0; row < kNibbles; ++row) {
         transpose(octets[row]);
-        for (std::int64_t i = 0; i < std::min<std::int64_t>(kWords, end / kNibbles - c); ++i)
-          std::memcpy(to + ((c + i) * kNibbles + row - begin) * pitch + k0 / 2, &octets[row][i], sizeof(Words));
+        for (std::int64_t i = 0; i < std::min<std::int64_t>(kWords, columns - c); ++i)
+          std::memcpy(to + ((c + i) * kNibbles + row) * pitch + k0 / 2, &octets[row][i], sizeof(Words));
       }
     }
 }
@@ -111,63 +111,69 @@ void split_row_pairs(const std::byte* stored, std::int64_t k, std::int64_t rows,
 
 }  // namespace
 
-std::int64_t StoredCodes::stored_bytes(std::int64_t rows) const {
+std::int64_t StoredCodes::stored_bytes(std::int64_t end) const {
   switch (order) {
-    case CodeOrder::bytes: return rows * k * (bits / 8);
-    case CodeOrder::rows: return 4 * rows * words_of(packing, bits, k);
-    case CodeOrder::row_pairs: return rows / 2 * k;
-    case CodeOrder::streams: return 4 * words_of(packing, bits, k) * n;
-    case CodeOrder::awq: return k * n / 2;
+    case CodeOrder::bytes: return end * k * (bits / 8);
+    case CodeOrder::rows: return 4 * end * words_of(packing, bits, k);
+    case CodeOrder::row_pairs: return end / 2 * k;
+    case CodeOrder::streams: return 4 * words_of(packing, bits, end) * n;
+    case CodeOrder::awq: return end * n / 2;
   }
   return 0;
 }
 
-std::int64_t StoredCodes::block_rows() const {
-  if (order == CodeOrder::awq) return kLine / 4 * kNibbles;  // whose words are a line of a cache
-  if (order == CodeOrder::streams) return kLine;             // four lines
+std::int64_t StoredCodes::block() const {
+  if (in_bands()) {
+    const std::int64_t unit = packing == Packing::dense ? kBandUnit : std::lcm(kBandUnit, 32 / bits);
+    return std::clamp<std::int64_t>(kBlockBytes / std::max<std::int64_t>(stored_bytes(unit), 1), 1, kLongestBand / unit) * unit;
+  }
   const std::int64_t two_rows = std::max<std::int64_t>(stored_bytes(2), 1);
   return 2 * static_cast<std::int64_t>(
                  std::bit_floor(static_cast<std::uint64_t>(std::clamp<std::int64_t>(kBlockBytes / two_rows, 8, 1 << 10))));
 }
 
-std::int64_t StoredCodes::pitch() const {
-  if (!pairs()) return k;
-  const std::int64_t lines = ((k + 1) / 2 + kLine - 1) / kLine;
+std::int64_t StoredCodes::pitch(std::int64_t channels) const {
+  if (!pairs()) return channels;
+  if (in_bands()) return (channels + kStep - 1) / kStep * (kStep / 2);
+  const std::int64_t lines = ((channels + 1) / 2 + kLine - 1) / kLine;
   return (lines | 1) * kLine;  // an odd number: neighbouring rows are in different sets of a cache
 }
 
-std::size_t StoredCodes::decoded_bytes(std::int64_t rows) const {
-  return as_stored() ? 0 : static_cast<std::size_t>(rows * pitch());
+std::size_t StoredCodes::decoded_bytes(std::int64_t count) const {
+  if (as_stored()) return 0;
+  return static_cast<std::size_t>(in_bands() ? n * pitch(count) : count * pitch(k));
 }
 
 CodeRows StoredCodes::decode(const std::byte* stored, std::int64_t begin, std::int64_t end, std::uint8_t* memory) const {
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(stored);
-  if (as_stored()) return {begin, end, bytes, stored_bytes(1), pairs()};
-  const CodeRows rows{begin, end, memory, pitch(), pairs()};
-  switch (order) {
-    case CodeOrder::row_pairs: split_row_pairs(stored, k, end - begin, memory, rows.pitch); break;
-    case CodeOrder::awq: transpose_awq(stored, k, n, begin, end, memory, rows.pitch); break;
-    case CodeOrder::streams:
-      if (pairs())
-        transpose_streams(stored, k, n, begin, end, memory, rows.pitch);
-      else
-        unpack_streams(stored, packing, bits, k, n, begin, end, memory);
-      break;
-    default: unpack_rows(stored, packing, bits, end - begin, k, memory);
+  if (as_stored()) return {begin, end, 0, k, bytes, stored_bytes(1), pairs()};
+  const std::int64_t count = end - begin;
+  if (!in_bands()) {
+    if (order == CodeOrder::row_pairs)
+      split_row_pairs(stored, k, count, memory, pitch(k));
+    else
+      unpack_rows(stored, packing, bits, count, k, memory);
+    return {begin, end, 0, k, memory, pitch(k), pairs()};
   }
-  return rows;
+  if (order == CodeOrder::awq)
+    transpose_awq(stored, count, n, memory, pitch(count));
+  else if (pairs())
+    transpose_streams(stored, count, n, memory, pitch(count));
+  else
+    unpack_streams(stored, packing, bits, count, n, memory);
+  return {0, n, begin, end, memory, pitch(count), pairs()};
 }
 
 std::vector<std::uint8_t> decode_all(const StoredCodes& stored, const std::byte* bytes) {
-  const std::int64_t row_bytes = stored.order == CodeOrder::bytes ? stored.stored_bytes(1) : stored.k;
-  auto codes = zero_bytes<std::uint8_t>(static_cast<std::size_t>(stored.n * row_bytes));
-  const std::int64_t rows = stored.block_rows();
-  default_executor().parallel_for((stored.n + rows - 1) / rows, [&](std::int64_t block) {
-    const std::int64_t begin = block * rows, end = std::min(stored.n, begin + rows);
+  const int element_bytes = stored.order == CodeOrder::bytes ? stored.bits / 8 : 1;
+  auto codes = zero_bytes<std::uint8_t>(static_cast<std::size_t>(stored.n * stored.k * element_bytes));
+  const std::int64_t block = stored.block(), length = stored.length();
+  default_executor().parallel_for((length + block - 1) / block, [&](std::int64_t i) {
+    const std::int64_t begin = i * block, end = std::min(length, begin + block);
     std::vector<std::uint8_t> memory(stored.decoded_bytes(end - begin));
-    const CodeRows decoded =
-        stored.decode(bytes + (stored.by_rows() ? stored.stored_bytes(begin) : 0), begin, end, memory.data());
-    for (std::int64_t n = begin; n < end; ++n) decoded.copy_bytes(n, row_bytes, codes.data() + n * row_bytes);
+    const CodeRows decoded = stored.decode(bytes + stored.stored_bytes(begin), begin, end, memory.data());
+    for (std::int64_t n = decoded.begin; n < decoded.end; ++n)
+      decoded.copy_row(n, element_bytes, codes.data() + (n * stored.k + decoded.k_begin) * element_bytes);
   });
   return codes;
 }

@@ -1,4 +1,4 @@
-// How a checkpoint stores the codes of a weight W[N,K], and a block of its rows decoded.
+// How a checkpoint stores the codes of a weight W[N,K], and a block of them decoded.
 //
 //   bytes      [N,K], as QuantTensor::codes has them; of dense weights 2 or 4 bytes each
 //   rows       words of each row, one row after the other          compressed-tensors; nibbles of a dense row are decoded as they lie
@@ -6,8 +6,8 @@
 //   streams    words of a row below each other: [words,N]          GPTQ
 //   awq        [K,N/8], a word has eight rows of one column        AutoAWQ
 //
-// Rows of the first three are pieces of the tensor, which can be read from the file one block after the other; of the others every block
-// needs a strip of columns, and so the whole tensor.
+// A block is a piece of the tensor: some rows of the first three, some input channels of the others, a band, with all rows. So it can be
+// read from the file one block after the other, each into memory that stays in a cache while it is decoded.
 #pragma once
 
 #include <cstddef>
@@ -30,21 +30,23 @@ struct StoredCodes {
   std::int64_t n = 0, k = 0;
   Packing packing = Packing::dense;  // of words
 
-  /// Whether the rows of a block are a piece of the tensor.
-  bool by_rows() const { return order <= CodeOrder::row_pairs; }
-  /// The bytes of the tensor that have rows [0, n), of a block's end or the last row; of all rows unless by_rows().
-  std::int64_t stored_bytes(std::int64_t rows) const;
-  /// The rows of a block: a power of two. Every block begins at a multiple of it.
-  std::int64_t block_rows() const;
-  /// The bytes that decode() writes for so many rows; 0 of what is used as it is stored.
-  std::size_t decoded_bytes(std::int64_t rows) const;
-  /// Rows [begin, end). `stored` are the bytes of these rows, or of the whole tensor unless by_rows(); `memory` has decoded_bytes().
+  bool in_bands() const { return order >= CodeOrder::streams; }
+  /// What blocks divide: rows, or the channels of bands.
+  std::int64_t length() const { return in_bands() ? k : n; }
+  /// The rows of a block, a power of two, or the channels of a band, a multiple of kBandUnit. Every block begins at a multiple of it.
+  std::int64_t block() const;
+  /// The bytes of the tensor before row, or channel, `end`, where a block ends.
+  std::int64_t stored_bytes(std::int64_t end) const;
+  std::int64_t stored_bytes() const { return stored_bytes(length()); }
+  /// The bytes that decode() writes for so many rows or channels; 0 of what is used as it is stored.
+  std::size_t decoded_bytes(std::int64_t count) const;
+  /// The block [begin, end), whose bytes are `stored`; `memory` has decoded_bytes(end - begin).
   CodeRows decode(const std::byte* stored, std::int64_t begin, std::int64_t end, std::uint8_t* memory) const;
 
  private:
   bool pairs() const { return bits == 4 && packing == Packing::dense && order != CodeOrder::bytes; }
   bool as_stored() const { return order == CodeOrder::bytes || (order == CodeOrder::rows && (pairs() || bits == 8)); }
-  std::int64_t pitch() const;  // of decoded rows
+  std::int64_t pitch(std::int64_t channels) const;  // of decoded rows of so many channels
 };
 
 /// All codes, as QuantTensor has them, from the bytes of the whole tensor; on all threads.

@@ -51,6 +51,49 @@ TEST(Bits, AwqWords) {
   }
 }
 
+/// Decodes a matrix of columns band by band, from the bytes of each band alone, into memory of exactly the size that is asked for.
+void expect_bands(const StoredCodes& stored, const std::vector<std::byte>& bytes, const Codes& expected, std::int64_t band) {
+  ASSERT_TRUE(stored.in_bands());
+  ASSERT_EQ(stored.stored_bytes(), static_cast<std::int64_t>(bytes.size()));
+  for (std::int64_t begin = 0; begin < stored.k; begin += band) {
+    const std::int64_t end = std::min(stored.k, begin + band);
+    const std::vector<std::byte> own(bytes.begin() + stored.stored_bytes(begin), bytes.begin() + stored.stored_bytes(end));
+    Codes memory(stored.decoded_bytes(end - begin) + 1, 0x5a);
+    const CodeRows rows = stored.decode(own.data(), begin, end, memory.data());
+    EXPECT_EQ(memory.back(), 0x5a);
+    ASSERT_EQ(rows.begin, 0);
+    ASSERT_EQ(rows.end, stored.n);
+    ASSERT_EQ(rows.k_begin, begin);
+    ASSERT_EQ(rows.k_end, end);
+    Codes row(static_cast<std::size_t>(end - begin));
+    for (std::int64_t n = 0; n < stored.n; ++n) {
+      rows.copy_row(n, 1, row.data());
+      ASSERT_TRUE(std::equal(row.begin(), row.end(), expected.begin() + n * stored.k + begin))
+          << stored.bits << " bits, W[" << stored.n << "," << stored.k << "], row " << n << ", channels [" << begin << "," << end
+          << ")";
+      for (std::int64_t k = 0; k < end - begin; ++k) ASSERT_EQ(rows.code(rows.row(n), k), row[static_cast<std::size_t>(k)]);
+    }
+  }
+}
+
+TEST(Bits, BandsAreDecodedAlone) {
+  for (const auto& [k, n] : kSizes) {
+    for (int bits = 2; bits <= 8; ++bits)
+      for (const Packing packing : {Packing::dense, Packing::padded}) {
+        const Codes codes = random_codes(bits, n * k);
+        const StoredCodes stored{"", CodeOrder::streams, bits, n, k, packing};
+        EXPECT_EQ(stored.block() % kBandUnit, 0);
+        const auto words = pack_columns(transposed(codes, n, k).data(), packing, bits, k, n);
+        const std::int64_t unit = packing == Packing::dense ? kBandUnit : kBandUnit * (32 / bits);
+        for (const std::int64_t band : {unit, 3 * unit, stored.block()}) expect_bands(stored, words, codes, band);
+      }
+    const Codes codes = random_codes(4, 8 * n * k);
+    const StoredCodes stored{"", CodeOrder::awq, 4, 8 * n, k};
+    const auto words = pack_awq(transposed(codes, 8 * n, k).data(), k, 8 * n);
+    for (const std::int64_t band : {kBandUnit, 3 * kBandUnit, stored.block()}) expect_bands(stored, words, codes, band);
+  }
+}
+
 TEST(Bits, RowsOfWordsAreThoseOfPairs) {
   for (const Packing packing : {Packing::dense, Packing::padded})
     for (int bits = 2; bits <= 8; ++bits)

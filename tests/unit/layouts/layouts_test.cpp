@@ -66,6 +66,76 @@ TEST(Layouts, EveryByteOfACpuLayoutIsWritten) {
       }
 }
 
+/// Codes that lie two to a byte.
+std::vector<std::uint8_t> in_pairs(const QuantTensor& q, std::int64_t k_begin, std::int64_t k_end) {
+  std::vector<std::uint8_t> pairs;
+  for (std::int64_t n = 0; n < q.n; ++n)
+    for (std::int64_t k = k_begin; k < k_end; k += 2) {
+      const std::uint8_t* const code = q.codes.data() + n * q.k + k;
+      pairs.push_back(static_cast<std::uint8_t>(code[0] | (k + 1 < k_end ? code[1] << 4 : 0xf0)));
+    }
+  return pairs;
+}
+
+/// Bands of channels, in any order, with codes of a byte or half a byte, give the bytes that rows of all channels do.
+TEST(Layouts, BandsMakeTheBytesOfRows) {
+  std::map<const Layout*, int> banded;
+  for (const Layout* layout : layout_table())
+    for (const WeightScheme& scheme : testing::all_schemes())
+      for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {33, 129}, {64, 96}, {80, 260}, {7, 1024}}) {
+        const QuantTensor q = random_weight(scheme, n, k, 11);
+        if (!refusal(*layout, q.scheme, q.zeros.dtype, q.k).empty() || q.scheme.is_dense()) continue;
+        PackedWeightData packed[2];
+        for (PackedWeightData& p : packed) {
+          p.scheme = q.scheme;
+          p.n = n;
+          p.k = k;
+          p.zero_type = q.zeros.dtype;
+          p.bytes = Buffer(layout->size(q.scheme, q.zeros.dtype, n, k));
+        }
+        if (!fits_bands(*layout, packed[0])) continue;
+        std::vector<std::uint8_t> unused;
+        layout->pack(q, *CodesOf(q).read(0, n, unused), packed[0]);
+        const bool pairs = bits(scheme.codes) == 4;
+        for (const std::int64_t band : {kBandUnit, 3 * kBandUnit}) {
+          std::memset(packed[1].bytes.data(), 0xa5, packed[1].bytes.size());
+          for (std::int64_t i = (k - 1) / band; i >= 0; --i) {
+            const std::int64_t k_begin = i * band, k_end = std::min(k, k_begin + band);
+            const std::vector<std::uint8_t> halves = in_pairs(q, k_begin, k_end);
+            layout->pack(q,
+                         pairs ? CodeRows{0, n, k_begin, k_end, halves.data(), (k_end - k_begin + 1) / 2, true}
+                               : CodeRows{0, n, k_begin, k_end, q.codes.data() + k_begin, k},
+                         packed[1]);
+          }
+          EXPECT_TRUE(std::ranges::equal(packed[0].bytes.span(), packed[1].bytes.span()))
+              << layout->name << " " << scheme.name() << " [" << n << "," << k << "] in bands of " << band;
+          ++banded[layout];
+        }
+      }
+  for (const Layout* layout : layout_table()) {
+    if (layout->channels == 0) continue;
+    EXPECT_EQ(kBandUnit % layout->channels, 0) << layout->name;
+    EXPECT_GE(banded[layout], 100) << layout->name;
+  }
+  EXPECT_GE(banded.size(), 2U);
+}
+
+/// Groups that begin inside of an octet, and act-order, need rows of all channels.
+TEST(Layouts, BandsFitWholeOctetsInOrder) {
+  PackedWeightData packed;
+  packed.scheme = {DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16};
+  packed.n = 16;
+  packed.k = 120;
+  EXPECT_TRUE(fits_bands(kTile32Layout, packed));
+  EXPECT_FALSE(fits_bands(kPlainLayout, packed));
+  packed.scheme.group = GroupShape::group(12);
+  EXPECT_FALSE(fits_bands(kTile32Layout, packed));
+  packed.scheme.group = GroupShape::channel();
+  EXPECT_TRUE(fits_bands(kTile32Layout, packed));
+  packed.perm.assign(120, 0);
+  EXPECT_FALSE(fits_bands(kTile32Layout, packed));
+}
+
 /// Kernels of gpu_w8n64k128 multiply what is stored as signed bytes: the value of a code less that of a zero point is the difference of both
 /// as they are stored, in the middle of the codes of every type.
 TEST(Layouts, BytesOfGpuW8AreSignedCodes) {

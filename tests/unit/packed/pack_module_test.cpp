@@ -110,6 +110,29 @@ TEST(PackModule, ManyBlocksOfEveryFormat) {
   }
 }
 
+/// Channels of a group come from all bands.
+TEST(PackModule, ActOrderOverManyBlocks) {
+  const Scratch scratch;
+  QuantTensor q;
+  q.scheme = {DType::u4b8, ZeroKind::none, GroupShape::group(64), DType::f16};
+  q.n = 512;
+  q.k = 4096;
+  for (std::int64_t i = 0; i < q.n * q.k; ++i) q.codes.push_back(static_cast<std::uint8_t>(i * 7919 % 113 % 16));
+  q.scales = Tensor(DType::f16, {q.n, q.groups()});
+  for (std::int64_t i = 0; i < q.scales.numel(); ++i) q.scales.set(i, static_cast<float>(1 + i % 7) / 8);
+  for (std::int64_t k = 0; k < q.k; ++k) q.g_idx.push_back(static_cast<std::int32_t>(k * 5 % q.groups()));
+  ASSERT_TRUE(q.validate().ok()) << q.validate().message();
+  const auto written = write_module(q, "gptq");
+  ASSERT_TRUE(written.ok()) << written.status().message();
+  std::vector<TensorSource> sources;
+  for (const ModuleTensor& t : *written) sources.push_back(testing::source("up." + t.suffix, t.tensor));
+  const fs::path path = scratch / "act_order.safetensors";
+  ASSERT_TRUE(write_safetensors(path, sources).ok());
+  const auto checkpoint = Checkpoint::open(path);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  EXPECT_GE(expect_same_bytes(*checkpoint, checkpoint->modules()[0]), 4);
+}
+
 TEST(PackModule, PairsOfRowsAreThoseOfPack) {
   const auto checkpoint = Checkpoint::open(fs::path(NIBBLE_SOURCE_DIR) / "tests/golden/compressed-tensors/4bit_asymmetric_group");
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();

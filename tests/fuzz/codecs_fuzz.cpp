@@ -93,18 +93,24 @@ std::vector<std::string> fuzz_seeds() {
     q.k = 64;
     q.codes.assign(32 * 64, 2);
     q.scales = Tensor(DType::f16, {32, q.groups()});
-    if (zero == ZeroKind::integer) q.zeros = Tensor(DType::u8, {32, q.groups()});
+    if (zero != ZeroKind::none) q.zeros = Tensor(zero == ZeroKind::integer ? DType::u8 : DType::f16, {32, q.groups()});
     if (act_order)
       for (std::int32_t k = 0; k < 64; ++k) q.g_idx.push_back(k % static_cast<std::int32_t>(q.groups()));
     const auto written = nibble::testing::write_module(*codec::find_format(format), q);
     require(written.ok());
     seeds.push_back(print(*written));
+    std::vector<Note> notes;
+    const auto back = parse(seeds.back()).read(notes);
+    require(back.ok() && back->scheme == q.scheme && back->codes == q.codes);
   };
   add("awq", DType::u4, GroupShape::group(32), ZeroKind::integer, false);
   add("gptq", DType::u3b4, GroupShape::group(32), ZeroKind::none, true);
   add("gptq", DType::u8b128, GroupShape::channel(), ZeroKind::none, false);
   add("compressed-tensors", DType::u4b8, GroupShape::group(16), ZeroKind::none, true);
   add("compressed-tensors", DType::u5, GroupShape::channel(), ZeroKind::integer, false);
+  add("nibble-codes", DType::u4, GroupShape::group(32), ZeroKind::offset, false);
+  add("nibble-codes", DType::u3, GroupShape::channel(), ZeroKind::integer, false);
+  add("nibble-codes", DType::u2, GroupShape::group(16), ZeroKind::real, false);
   seeds.push_back("weight s8 6 10\nweight_scale bf16 6 1\nweight_zero_point s8 6 1\ninput_scale f32 1\n\n{}");
   seeds.push_back("weight s8 6 10\nweight_scale f32 6\ninput_scale f32\ninput_zero_point s8 1\npre_quant_scale f16 10\n\n{}");
   seeds.push_back(

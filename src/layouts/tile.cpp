@@ -54,15 +54,29 @@ std::uint64_t sign_flip(DType codes, int count) {
   return codes == DType::s8 ? 0x8080808080808080u >> (8 * (tile::kOctet - count)) : 0;
 }
 
-/// The codes of channels k0 … k0+count−1 of a row, in packed order, one per byte; zeros after them.
-std::uint64_t gather(const CodeRows& rows, const std::uint8_t* row, const std::vector<std::int32_t>& perm, std::int64_t k0,
-                     int count) {
-  std::uint8_t codes[tile::kOctet] = {};
-  if (perm.empty() && count == tile::kOctet && !rows.pairs) {
-    std::memcpy(codes, row + k0, sizeof codes);
-  } else {
-    for (int j = 0; j < count; ++j) codes[j] = rows.code(row, perm.empty() ? k0 + j : perm[static_cast<std::size_t>(k0 + j)]);
+/// Rows [n, end) with their channels in packed order, a code a byte, in `memory`.
+CodeRows in_packed_order(const CodeRows& rows, std::int64_t n, std::int64_t end, const std::vector<std::int32_t>& perm,
+                         std::vector<std::uint8_t>& memory) {
+  const std::size_t k = perm.size();
+  memory.resize(static_cast<std::size_t>(end - n) * k);
+  std::uint8_t* to = memory.data();
+  for (std::int64_t i = n; i < end; ++i, to += k) {
+    const std::uint8_t* const row = rows.row(i);
+    if (rows.pairs)
+      for (std::size_t j = 0; j < k; ++j) to[j] = rows.code(row, perm[j]);
+    else
+      for (std::size_t j = 0; j < k; ++j) to[j] = row[perm[j]];
   }
+  return {n, end, 0, static_cast<std::int64_t>(k), memory.data(), static_cast<std::int64_t>(k)};
+}
+
+/// Codes k0 … k0+count−1 of a row, one per byte; zeros after them.
+std::uint64_t gather(const CodeRows& rows, const std::uint8_t* row, std::int64_t k0, int count) {
+  std::uint8_t codes[tile::kOctet] = {};
+  if (count == tile::kOctet && !rows.pairs)
+    std::memcpy(codes, row + k0, sizeof codes);
+  else
+    for (int j = 0; j < count; ++j) codes[j] = rows.code(row, k0 + j);
   std::uint64_t eight;
   std::memcpy(&eight, codes, sizeof eight);
   return eight;
@@ -204,11 +218,11 @@ void pack_headers(const QuantTensor& q, PackedWeightData& packed, const tile::Ge
   if (!q.zeros.empty()) pack_columns(q.zeros, q.scheme, geo, block, geo.scale_bytes, records);
 }
 
-/// The octets of a row block that are of the channels of `codes`: a band, or all.
+/// The octets of a row block that are of the channels of `codes`, in packed order: a band, or all.
 template <int R>
 void pack_block(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed, const tile::Geometry& geo,
                 std::int64_t block) {
-  const bool dense = q.scheme.is_dense(), in_order = packed.perm.empty();
+  const bool dense = q.scheme.is_dense();
   const int width = code_bytes(q.scheme.codes);
   const tile::Planes planes = dense ? tile::Planes{} : tile::planes(geo.bits);
   const std::int64_t n = block * R;
@@ -220,9 +234,9 @@ void pack_block(const QuantTensor& q, const CodeRows& codes, PackedWeightData& p
     const std::int64_t begin = k - codes.k_begin, end = k_end - codes.k_begin;  // in the rows of `codes`
     if (rows < R) std::memset(octet, 0, static_cast<std::size_t>(tile::Geometry::octets(end - begin) * geo.octet_bytes));
     std::int64_t i = begin;
-    if (in_order && geo.bits == 4 && codes.pairs && i % 2 == 0) i = pack_words<R>(codes, n, rows, i, end, FromPairs{}, octet);
-    if (in_order && geo.bits == 4 && !codes.pairs) i = pack_words<R>(codes, n, rows, i, end, FromBytes{}, octet);
-    if (in_order && geo.bits == 8)
+    if (geo.bits == 4 && codes.pairs && i % 2 == 0) i = pack_words<R>(codes, n, rows, i, end, FromPairs{}, octet);
+    if (geo.bits == 4 && !codes.pairs) i = pack_words<R>(codes, n, rows, i, end, FromBytes{}, octet);
+    if (geo.bits == 8)
       i = pack_words<R>(codes, n, rows, i, end, Whole{static_cast<std::uint32_t>(sign_flip(q.scheme.codes, tile::kOctet))},
                         octet);
     octet += (i - begin) / tile::kOctet * geo.octet_bytes;
@@ -234,7 +248,7 @@ void pack_block(const QuantTensor& q, const CodeRows& codes, PackedWeightData& p
         if (dense)
           put_floats<R>(row + i * width, width, count, r, octet);
         else
-          put_row<R>(gather(codes, row, packed.perm, i, count) ^ sign_flip(q.scheme.codes, count), planes, r, octet);
+          put_row<R>(gather(codes, row, i, count) ^ sign_flip(q.scheme.codes, count), planes, r, octet);
       }
     }
     k = k_end;
@@ -246,9 +260,14 @@ void pack(const QuantTensor& q, const CodeRows& codes, PackedWeightData& packed)
   const tile::Geometry geo = tile::geometry(R, q.scheme, packed.zero_type, q.n, q.k);
   // A row of scales is copied at once, so that its lines are read once: every band has the headers of its share of the row blocks.
   const std::int64_t first = geo.row_blocks() * codes.k_begin / geo.k, last = geo.row_blocks() * codes.k_end / geo.k;
+  std::vector<std::uint8_t> ordered;
   for (std::int64_t block = codes.begin / R; block * R < codes.end; ++block) {
     if (block >= first && block < last) pack_headers(q, packed, geo, block);
-    pack_block<R>(q, codes, packed, geo, block);
+    if (packed.perm.empty())
+      pack_block<R>(q, codes, packed, geo, block);
+    else
+      pack_block<R>(q, in_packed_order(codes, block * R, std::min(codes.end, (block + 1) * R), packed.perm, ordered), packed, geo,
+                    block);
   }
 }
 

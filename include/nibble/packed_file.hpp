@@ -107,9 +107,10 @@ class PackedFileWriter {
 Status save_packed(const std::filesystem::path& path, std::span<const std::pair<std::string, PackedWeight>> weights,
                    const SavePackedOptions& options = {});
 
-/// pack(checkpoint.read(module), spec, options), bit for bit, without an array of codes between file and layout: blocks of rows are read,
-/// decoded and packed one after the other, on all threads of options.executor. In memory are the packed bytes, a few blocks, and of AWQ and
-/// GPTQ, which store columns, the module's bytes of the file. Findings of reading are appended to `notes`.
+/// pack(checkpoint.read(module), spec, options), bit for bit, without an array of codes between file and layout: blocks of the weight are
+/// read, decoded and packed one after the other, on all threads of options.executor. In memory are the packed bytes and a few blocks; and of AWQ
+/// and GPTQ, which store columns, all codes, where they are in act-order or the layout is none of cpu_n16 and cpu_n32. Findings of reading are
+/// appended to `notes`.
 /// Errors: those of Checkpoint::read and pack().
 Result<PackedWeight> pack(const Checkpoint& checkpoint, const Module& module, const LinearSpec& spec,
                           const PackOptions& options = {}, std::vector<Note>* notes = nullptr);

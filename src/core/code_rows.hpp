@@ -52,6 +52,13 @@ class CodeSource {
 /// The channels of every band are a multiple of it: 32 codes of any width end where a word of 32 bits does.
 constexpr std::int64_t kBandUnit = 32;
 
+/// The channels of a band from which rows of a byte a code are put together, where those of the cheapest block are `channels`: a row's part
+/// consists of whole lines of a cache then, which no other thread writes to.
+constexpr std::int64_t whole_lines(std::int64_t channels) {
+  constexpr std::int64_t kLines = 128;
+  return (kLines + channels - 1) / channels * channels;
+}
+
 /// The codes of a QuantTensor, which has to live as long.
 class CodesOf final : public CodeSource {
  public:

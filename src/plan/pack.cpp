@@ -170,6 +170,11 @@ Status check_finite(const QuantTensor& q, const CodeRows& codes, const Layout& l
   return {};
 }
 
+/// Blocks that the source has cheaply, and the layout takes.
+std::int64_t block_of(const CodeSource& codes, const Layout& layout) {
+  return codes.in_bands() ? codes.block() : std::max<std::int64_t>(codes.block(), layout.rows);
+}
+
 /// The memory of the tasks of a loop: as many buffers as have run at the same time.
 class Scratch {
  public:
@@ -206,11 +211,10 @@ class FirstFailure {
   std::int64_t block_ = 0;
 };
 
-/// Calls use(rows) for all codes, in blocks that the source has cheaply, of at least so many rows where they are not bands.
+/// Calls use(rows) for all codes, in blocks of so many rows, or channels of bands.
 template <class Use>
-Status for_each_block(const QuantTensor& q, const CodeSource& codes, int rows, Executor& executor, Use use) {
+Status for_each_block(const QuantTensor& q, const CodeSource& codes, std::int64_t block, Executor& executor, Use use) {
   const std::int64_t length = codes.in_bands() ? q.k : q.n;
-  const std::int64_t block = codes.in_bands() ? codes.block() : std::max<std::int64_t>(codes.block(), rows);
   Scratch scratch;
   FirstFailure failure;
   executor.parallel_for((length + block - 1) / block, [&](std::int64_t i) {
@@ -231,7 +235,8 @@ Result<Buffer> decode_all(const QuantTensor& q, const CodeSource& codes, const L
     for (std::int64_t n = rows.begin; n < rows.end; ++n) rows.copy_row(n, 1, to + n * q.k + rows.k_begin);
     return {};
   };
-  NIBBLE_RETURN_IF_ERROR(for_each_block(q, codes, layout.rows, executor, copy_rows));
+  const std::int64_t block = codes.in_bands() ? whole_lines(codes.block()) : codes.block();
+  NIBBLE_RETURN_IF_ERROR(for_each_block(q, codes, block, executor, copy_rows));
   return all;
 }
 
@@ -243,7 +248,7 @@ Status pack_on_gpu(const QuantTensor& q, const CodeSource& codes, PackedWeightDa
     NIBBLE_ASSIGN_OR_RETURN(all, decode_all(q, codes, kGpuTileLayout, executor));
     every.data = reinterpret_cast<const std::uint8_t*>(all.data());
   } else {
-    NIBBLE_RETURN_IF_ERROR(for_each_block(q, codes, kGpuTileLayout.rows, executor,
+    NIBBLE_RETURN_IF_ERROR(for_each_block(q, codes, block_of(codes, kGpuTileLayout), executor,
                                           [&](const CodeRows& rows) { return check_finite(q, rows, kGpuTileLayout); }));
   }
   return cuda::pack(q, every, packed);
@@ -258,9 +263,11 @@ Status pack_on_host(const QuantTensor& q, const CodeSource& codes, PackedWeightD
     if (!packed.channel_sums.empty()) sum_channels(q, rows, packed.channel_sums);
     return {};
   };
-  if (!codes.in_bands() || fits_bands(layout, packed)) return for_each_block(q, codes, layout.rows, executor, pack_rows);
+  if (!codes.in_bands() || fits_bands(layout, packed))
+    return for_each_block(q, codes, block_of(codes, layout), executor, pack_rows);
   NIBBLE_ASSIGN_OR_RETURN(const Buffer all, decode_all(q, codes, layout, executor));
-  return for_each_block(q, CodesOf(q, reinterpret_cast<const std::uint8_t*>(all.data())), layout.rows, executor, pack_rows);
+  const CodesOf rows(q, reinterpret_cast<const std::uint8_t*>(all.data()));
+  return for_each_block(q, rows, block_of(rows, layout), executor, pack_rows);
 }
 
 /// q without its codes, which are those of `codes`.

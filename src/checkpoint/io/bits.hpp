@@ -223,19 +223,19 @@ inline std::vector<std::byte> pack_columns(const std::uint8_t* codes, Packing pa
   return words;
 }
 
-/// words[words_of(rows), cols] → codes[cols, rows]: the streams of columns become rows.
+/// words[words_of(rows), cols] → codes[end − begin, rows]: the streams of columns [begin, end) become rows.
 inline void unpack_streams(const std::byte* words, Packing packing, int bits, std::int64_t rows, std::int64_t cols,
-                           std::uint8_t* codes) {
+                           std::int64_t begin, std::int64_t end, std::uint8_t* codes) {
   constexpr std::int64_t kLine = 64, kStrip = kLine / 4;  // bytes; columns whose words are a line
   detail::with_block(packing, bits, [&]<class B>(B) {
     constexpr std::int64_t kRun = std::max<std::int64_t>(1, kLine / B::kCodes) * B::kCodes;  // codes of a stream, a line or more
-    for (std::int64_t strip = 0; strip < cols; strip += kStrip)
+    for (std::int64_t strip = begin; strip < end; strip += kStrip)
       for (std::int64_t r0 = 0; r0 < rows; r0 += kRun)
-        for (std::int64_t c = strip; c < std::min(cols, strip + kStrip); ++c)
+        for (std::int64_t c = strip; c < std::min(end, strip + kStrip); ++c)
           for (std::int64_t r = r0; r < std::min(rows, r0 + kRun); r += B::kCodes) {
             const std::int64_t count = std::min<std::int64_t>(B::kCodes, rows - r);
             const std::byte* in = words + 4 * (r / B::kCodes * B::kWords * cols + c);
-            std::uint8_t* out = codes + c * rows + r;
+            std::uint8_t* out = codes + (c - begin) * rows + r;
             std::uint32_t block[B::kWords] = {};
             for (std::int64_t w = 0; w < words_of(packing, bits, count); ++w) block[w] = detail::load_word(in + 4 * w * cols);
             if (count == B::kCodes) {

@@ -56,25 +56,27 @@ void transpose_nibbles(Words (&x)[kNibbles]) {
   for (const std::size_t i : {0, 2, 4, 6}) exchange(i, 1, 0x0f0f0f0f);
 }
 
-/// Streams of 4-bit codes, [k/8,N]: a word has eight codes of a row, as pairs have them, so that words are transposed.
-void transpose_streams(const std::byte* words, std::int64_t k, std::int64_t n, std::uint8_t* to, std::int64_t pitch) {
+/// Streams of 4-bit codes, [K/8,N]: a word has eight codes of a row, as pairs have them, so that words are transposed.
+void transpose_streams(const std::byte* words, std::int64_t k, std::int64_t n, std::int64_t begin, std::int64_t end,
+                       std::uint8_t* to, std::int64_t pitch) {
   const std::int64_t lines = (k + kNibbles - 1) / kNibbles;
   for (std::int64_t line = 0; line < lines; line += kWords)
-    for (std::int64_t c = 0; c < n; c += kWords) {
+    for (std::int64_t c = begin; c < end; c += kWords) {
       Words tile[kWords] = {};
       for (std::int64_t i = 0; i < std::min<std::int64_t>(kWords, lines - line); ++i)
         tile[i] = load_words(words + 4 * (line + i) * n, c, n);
       transpose(tile);
-      for (std::int64_t i = 0; i < std::min<std::int64_t>(kWords, n - c); ++i)
-        std::memcpy(to + (c + i) * pitch + line * 4, &tile[i], sizeof tile[i]);
+      for (std::int64_t i = 0; i < std::min<std::int64_t>(kWords, end - c); ++i)
+        std::memcpy(to + (c + i - begin) * pitch + line * 4, &tile[i], sizeof tile[i]);
     }
 }
 
-/// AWQ's words, [k,N/8]: the nibbles of eight lines are transposed, which makes words of rows; then those of four such octets.
-void transpose_awq(const std::byte* words, std::int64_t k, std::int64_t n, std::uint8_t* to, std::int64_t pitch) {
+/// AWQ's words, [K,N/8]: the nibbles of eight lines are transposed, which makes words of rows; then those of four such octets.
+void transpose_awq(const std::byte* words, std::int64_t k, std::int64_t n, std::int64_t begin, std::int64_t end, std::uint8_t* to,
+                   std::int64_t pitch) {
   const std::int64_t columns = n / kNibbles;
   for (std::int64_t k0 = 0; k0 < k; k0 += kStep)
-    for (std::int64_t c = 0; c < columns; c += kWords) {
+    for (std::int64_t c = begin / kNibbles; c < end / kNibbles; c += kWords) {
       Words octets[kNibbles][kWords];  // by row of a word, and octet
       for (int octet = 0; octet < kWords; ++octet) {
         Words x[kNibbles] = {};
@@ -86,8 +88,8 @@ void transpose_awq(const std::byte* words, std::int64_t k, std::int64_t n, std::
       }
       for (std::int64_t row = 0; row < kNibbles; ++row) {
         transpose(octets[row]);
-        for (std::int64_t i = 0; i < std::min<std::int64_t>(kWords, columns - c); ++i)
-          std::memcpy(to + ((c + i) * kNibbles + row) * pitch + k0 / 2, &octets[row][i], sizeof(Words));
+        for (std::int64_t i = 0; i < std::min<std::int64_t>(kWords, end / kNibbles - c); ++i)
+          std::memcpy(to + ((c + i) * kNibbles + row - begin) * pitch + k0 / 2, &octets[row][i], sizeof(Words));
       }
     }
 }
@@ -125,7 +127,9 @@ std::int64_t StoredCodes::stored_bytes(std::int64_t end) const {
 std::int64_t StoredCodes::block() const {
   if (in_bands()) {
     const std::int64_t unit = packing == Packing::dense ? kBandUnit : std::lcm(kBandUnit, 32 / bits);
-    return std::clamp<std::int64_t>(kBlockBytes / std::max<std::int64_t>(stored_bytes(unit), 1), 1, kLongestBand / unit) * unit;
+    const std::int64_t units =
+        std::clamp<std::int64_t>(kBlockBytes / std::max<std::int64_t>(stored_bytes(unit), 1), 1, kLongestBand / unit);
+    return unit * static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(units)));
   }
   const std::int64_t two_rows = std::max<std::int64_t>(stored_bytes(2), 1);
   return 2 * static_cast<std::int64_t>(
@@ -134,7 +138,7 @@ std::int64_t StoredCodes::block() const {
 
 std::int64_t StoredCodes::pitch(std::int64_t channels) const {
   if (!pairs()) return channels;
-  if (in_bands()) return (channels + kStep - 1) / kStep * (kStep / 2);
+  if (in_bands() && channels < k) return (channels + kStep - 1) / kStep * (kStep / 2);
   const std::int64_t lines = ((channels + 1) / 2 + kLine - 1) / kLine;
   return (lines | 1) * kLine;  // an odd number: neighbouring rows are in different sets of a cache
 }
@@ -155,25 +159,38 @@ CodeRows StoredCodes::decode(const std::byte* stored, std::int64_t begin, std::i
       unpack_rows(stored, packing, bits, count, k, memory);
     return {begin, end, 0, k, memory, pitch(k), pairs()};
   }
+  return decode_columns(stored, begin, end, 0, n, memory);
+}
+
+CodeRows StoredCodes::decode_columns(const std::byte* stored, std::int64_t k_begin, std::int64_t k_end, std::int64_t n_begin,
+                                     std::int64_t n_end, std::uint8_t* memory) const {
+  const std::int64_t channels = k_end - k_begin;
+  const CodeRows rows{n_begin, n_end, k_begin, k_end, memory, pitch(channels), pairs()};
   if (order == CodeOrder::awq)
-    transpose_awq(stored, count, n, memory, pitch(count));
+    transpose_awq(stored, channels, n, n_begin, n_end, memory, rows.pitch);
   else if (pairs())
-    transpose_streams(stored, count, n, memory, pitch(count));
+    transpose_streams(stored, channels, n, n_begin, n_end, memory, rows.pitch);
   else
-    unpack_streams(stored, packing, bits, count, n, memory);
-  return {0, n, begin, end, memory, pitch(count), pairs()};
+    unpack_streams(stored, packing, bits, channels, n, n_begin, n_end, memory);
+  return rows;
 }
 
 std::vector<std::uint8_t> decode_all(const StoredCodes& stored, const std::byte* bytes) {
   const int element_bytes = stored.order == CodeOrder::bytes ? stored.bits / 8 : 1;
   auto codes = zero_bytes<std::uint8_t>(static_cast<std::size_t>(stored.n * stored.k * element_bytes));
-  const std::int64_t block = stored.block(), length = stored.length();
-  default_executor().parallel_for((length + block - 1) / block, [&](std::int64_t i) {
-    const std::int64_t begin = i * block, end = std::min(length, begin + block);
-    std::vector<std::uint8_t> memory(stored.decoded_bytes(end - begin));
-    const CodeRows decoded = stored.decode(bytes + stored.stored_bytes(begin), begin, end, memory.data());
-    for (std::int64_t n = decoded.begin; n < decoded.end; ++n)
-      decoded.copy_row(n, element_bytes, codes.data() + (n * stored.k + decoded.k_begin) * element_bytes);
+  const std::int64_t block = stored.in_bands() ? StoredCodes::kStrip : stored.block();
+  default_executor().parallel_for((stored.n + block - 1) / block, [&](std::int64_t i) {
+    const std::int64_t begin = i * block, end = std::min(stored.n, begin + block);
+    std::vector<std::uint8_t> memory;
+    CodeRows decoded;
+    if (stored.in_bands()) {
+      memory.resize(stored.strip_bytes(end - begin));
+      decoded = stored.decode_columns(bytes, 0, stored.k, begin, end, memory.data());
+    } else {
+      memory.resize(stored.decoded_bytes(end - begin));
+      decoded = stored.decode(bytes + stored.stored_bytes(begin), begin, end, memory.data());
+    }
+    for (std::int64_t n = begin; n < end; ++n) decoded.copy_row(n, element_bytes, codes.data() + n * stored.k * element_bytes);
   });
   return codes;
 }

@@ -43,6 +43,13 @@ struct StoredCodes {
   /// The block [begin, end), whose bytes are `stored`; `memory` has decoded_bytes(end - begin).
   CodeRows decode(const std::byte* stored, std::int64_t begin, std::int64_t end, std::uint8_t* memory) const;
 
+  /// Of a tensor in bands: rows [n_begin, n_end), from a multiple of kStrip on, of the band [k_begin, k_end), whose bytes are `stored`. Of
+  /// the whole tensor they take strip_bytes(n_end - n_begin): where rows of a byte a code are wanted, each is written at once.
+  CodeRows decode_columns(const std::byte* stored, std::int64_t k_begin, std::int64_t k_end, std::int64_t n_begin,
+                          std::int64_t n_end, std::uint8_t* memory) const;
+  static constexpr std::int64_t kStrip = 128;  // rows, whose words of AWQ are a line of a cache
+  std::size_t strip_bytes(std::int64_t rows) const { return static_cast<std::size_t>(rows * pitch(k)); }
+
  private:
   bool pairs() const { return bits == 4 && packing == Packing::dense && order != CodeOrder::bytes; }
   bool as_stored() const { return order == CodeOrder::bytes || (order == CodeOrder::rows && (pairs() || bits == 8)); }

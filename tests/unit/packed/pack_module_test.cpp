@@ -87,6 +87,7 @@ TEST(PackModule, ManyBlocksOfEveryFormat) {
   constexpr std::pair<const char*, const char*> kFormats[] = {{"awq", "u4zg32"},
                                                               {"awq", "u4b8g96"},
                                                               {"awq", "u4zc"},
+                                                              {"awq", "u4zg12"},
                                                               {"gptq", "u4b8g32"},
                                                               {"gptq", "u8b128g32"},
                                                               {"gptq", "u2b2g32"},

@@ -159,7 +159,8 @@ std::vector<Place> places() {
                                      {Isa::avx512vnni, "x86-64 with AVX-512 VNNI"},
                                      {Isa::amx, "x86-64 with AMX"},
                                      {Isa::dotprod, "AArch64 with dot products"},
-                                     {Isa::i8mm, "AArch64 with int8 matrix products"}})
+                                     {Isa::i8mm, "AArch64 with int8 matrix products"},
+                                     {Isa::neonbf16, "AArch64 with int8 and bf16 matrix products"}})
     if (std::ranges::find(rows, level, &KernelInfo::isa) != rows.end())
       all.push_back({.name = std::string(name(level)), .about = about, .gpu = {}, .cpu = level});
   all.push_back(gpu_of(70, 80, {}, "Volta"));

@@ -21,14 +21,29 @@ std::string_view name(Backend backend);
 ///
 ///   baseline ─┬─ avx2 ─┬─ avx2vnni                          baseline: whatever the compiler targets by default;
 ///             │        └─ avx512 ── avx512vnni ── avx512bf16 ── amx    on AArch64 that includes NEON
-///             └─ dotprod ── i8mm                     amx: int8 and bf16 tiles, where the system lets the process use them
+///             └─ dotprod ── i8mm ── neonbf16        amx: int8 and bf16 tiles, where the system lets the process use them
 ///
 ///   simt ── sm80 ── sm90       simt: every GPU this build has code for; sm80: tensor cores with asynchronous copies, compute
 ///                              capability 8.x, 9.0, 10.x and 12.x; sm90: 9.0 exactly, whose code runs on nothing else
-enum class Isa : std::uint8_t { baseline, avx2, avx2vnni, avx512, avx512vnni, avx512bf16, amx, dotprod, i8mm, simt, sm80, sm90 };
+enum class Isa : std::uint8_t {
+  baseline,
+  avx2,
+  avx2vnni,
+  avx512,
+  avx512vnni,
+  avx512bf16,
+  amx,
+  dotprod,
+  i8mm,
+  neonbf16,
+  simt,
+  sm80,
+  sm90
+};
 /// Every level, parents first.
-inline constexpr std::array kAllIsas{Isa::baseline, Isa::avx2,    Isa::avx2vnni, Isa::avx512, Isa::avx512vnni, Isa::avx512bf16,
-                                     Isa::amx,      Isa::dotprod, Isa::i8mm,     Isa::simt,   Isa::sm80,       Isa::sm90};
+inline constexpr std::array kAllIsas{Isa::baseline,   Isa::avx2, Isa::avx2vnni, Isa::avx512, Isa::avx512vnni,
+                                     Isa::avx512bf16, Isa::amx,  Isa::dotprod,  Isa::i8mm,   Isa::neonbf16,
+                                     Isa::simt,       Isa::sm80, Isa::sm90};
 /// "avx512vnni".
 std::string_view name(Isa isa);
 /// The level below; baseline and simt are their own parents.

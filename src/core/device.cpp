@@ -78,6 +78,7 @@ std::uint32_t reported_isas() {
 #elif defined(__aarch64__) && defined(__linux__)
   if ((getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0) set |= bit(Isa::dotprod);
   if ((getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0) set |= bit(Isa::i8mm);
+  if ((getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0) set |= bit(Isa::neonbf16);
 #endif
   return set;
 }
@@ -141,6 +142,7 @@ std::string_view name(Isa isa) {
     case Isa::amx: return "amx";
     case Isa::dotprod: return "dotprod";
     case Isa::i8mm: return "i8mm";
+    case Isa::neonbf16: return "neonbf16";
     case Isa::simt: return "simt";
     case Isa::sm80: return "sm80";
     case Isa::sm90: return "sm90";
@@ -156,6 +158,7 @@ Isa parent(Isa isa) {
     case Isa::avx512bf16: return Isa::avx512vnni;
     case Isa::amx: return Isa::avx512bf16;
     case Isa::i8mm: return Isa::dotprod;
+    case Isa::neonbf16: return Isa::i8mm;
     case Isa::sm90: return Isa::sm80;
     case Isa::sm80:
     case Isa::simt: return Isa::simt;

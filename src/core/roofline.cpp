@@ -160,6 +160,17 @@ using baseline_loops::kAccumulators;
 constexpr int kDotOperations = 2 * kAccumulators * 32;
 }  // namespace i8mm_loops
 NIBBLE_TARGET_END
+
+NIBBLE_TARGET_BEGIN(NIBBLE_TARGET_NEONBF16)
+namespace neonbf16_loops {
+using baseline_loops::kAccumulators;
+#define NIBBLE_DOTS dots
+#define NIBBLE_VECTOR float32x4_t
+#define NIBBLE_DOT(acc, a, b) vbfmmlaq_f32(acc, reinterpret_cast<bfloat16x8_t>(a), reinterpret_cast<bfloat16x8_t>(b))
+#include "core/roofline_dots.inl"
+constexpr int kDotOperations = 2 * kAccumulators * 16;
+}  // namespace neonbf16_loops
+NIBBLE_TARGET_END
 #endif
 
 namespace {
@@ -192,6 +203,8 @@ ArithmeticLoop bf16_loop() {
 #if defined(__x86_64__)
   if (this_device().has(Isa::amx)) return {amx_loops::multiply_halves, amx_loops::kBf16Operations};
   if (this_device().has(Isa::avx512bf16)) return {avx512_loops::bf16_dots, avx512_loops::kBf16Operations};
+#elif defined(NIBBLE_ARM_LOOPS)
+  if (this_device().has(Isa::neonbf16)) return {neonbf16_loops::dots, neonbf16_loops::kDotOperations};
 #endif
   return {};
 }

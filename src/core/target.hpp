@@ -23,7 +23,9 @@
 #if defined(__clang__)
 #define NIBBLE_TARGET_DOTPROD "dotprod"
 #define NIBBLE_TARGET_I8MM "dotprod,i8mm"
+#define NIBBLE_TARGET_NEONBF16 "dotprod,i8mm,bf16"
 #else
 #define NIBBLE_TARGET_DOTPROD "arch=armv8.2-a+dotprod"
 #define NIBBLE_TARGET_I8MM "arch=armv8.2-a+dotprod+i8mm"
+#define NIBBLE_TARGET_NEONBF16 "arch=armv8.2-a+dotprod+i8mm+bf16"
 #endif

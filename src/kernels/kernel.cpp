@@ -138,13 +138,16 @@ Roofline assumed_roofline(int threads, std::optional<Isa> cpu) {
   const auto has = [cpu](Isa level) { return cpu ? includes(*cpu, level) : this_device().has(level); };
   // One thread of a server core of 2022; the memory is shared and two threads saturate it.
   const bool wide = has(Isa::avx2);
-  const bool dots = has(Isa::avx512vnni) || has(Isa::avx2vnni);
+  const bool dots = has(Isa::avx512vnni) || has(Isa::avx2vnni) || has(Isa::dotprod);
   Roofline machine{.threads = threads};
   machine.read_gbytes_per_s = std::min(24.0 * threads, 45.0);
   machine.f32_gflops = (wide ? 118.0 : 59.0) * threads;
   const bool tiles = has(Isa::amx);
-  machine.bf16_gflops = tiles ? 16 * machine.f32_gflops : has(Isa::avx512bf16) ? 2 * machine.f32_gflops : 0.0;
-  machine.int8_gops = (tiles ? 32 : dots ? 4 : 1) * machine.f32_gflops;
+  machine.bf16_gflops = tiles                  ? 16 * machine.f32_gflops
+                        : has(Isa::avx512bf16) ? 2 * machine.f32_gflops
+                        : has(Isa::neonbf16)   ? 4 * machine.f32_gflops
+                                               : 0.0;
+  machine.int8_gops = (tiles ? 32 : has(Isa::i8mm) ? 8 : dots ? 4 : 1) * machine.f32_gflops;
   return machine;
 }
 

@@ -18,6 +18,7 @@
 #define NIBBLE_ISA_AMX 6
 #define NIBBLE_ISA_DOTPROD 7
 #define NIBBLE_ISA_I8MM 8
+#define NIBBLE_ISA_NEONBF16 9
 
 namespace baseline {
 #define NIBBLE_ISA NIBBLE_ISA_BASELINE
@@ -99,5 +100,14 @@ namespace i8mm {
 #include NIBBLE_LOOPS
 #undef NIBBLE_ISA
 }  // namespace i8mm
+NIBBLE_TARGET_END
+
+NIBBLE_TARGET_BEGIN(NIBBLE_TARGET_NEONBF16)
+namespace neonbf16 {
+#define NIBBLE_ISA NIBBLE_ISA_NEONBF16
+#include "kernels/cpu/simd.inl"
+#include NIBBLE_LOOPS
+#undef NIBBLE_ISA
+}  // namespace neonbf16
 NIBBLE_TARGET_END
 #endif

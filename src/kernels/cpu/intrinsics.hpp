@@ -11,6 +11,12 @@
 #ifndef __ARM_FEATURE_MATMUL_INT8
 #define __ARM_FEATURE_MATMUL_INT8 1
 #endif
+#ifndef __ARM_FEATURE_BF16
+#define __ARM_FEATURE_BF16 1
+#endif
+#ifndef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+#define __ARM_FEATURE_BF16_VECTOR_ARITHMETIC 1
+#endif
 #endif
 #include <arm_neon.h>
 #endif

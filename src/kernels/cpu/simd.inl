@@ -205,7 +205,7 @@ inline Ints dot4(Ints acc, Ints w, Ints a, int bits) {
   const Shorts w_even = ws & 0xff, w_odd = reinterpret_cast<Shorts>(reinterpret_cast<Words>(w) >> 8);
   return acc + (multiply_pairs(w_even, (as << 8) >> 8) + multiply_pairs(w_odd, as >> 8));
 }
-#elif NIBBLE_ISA == NIBBLE_ISA_I8MM
+#elif NIBBLE_ISA == NIBBLE_ISA_I8MM || NIBBLE_ISA == NIBBLE_ISA_NEONBF16
 constexpr int kByteBias = 0;
 inline Ints dot4(Ints acc, Ints w, Ints a, int) {
   return reinterpret_cast<Ints>(

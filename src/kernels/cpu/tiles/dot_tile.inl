@@ -1,5 +1,6 @@
 // Included once per instruction set by dot_tile.cpp. See dot_tile.hpp for the algorithm.
-#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16  // it uses the dot products of AVX512VNNI
+// The levels of bf16 use the dot products of the level below.
+#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16 && NIBBLE_ISA != NIBBLE_ISA_NEONBF16
 
 /// Scales and zeros of a group: W = (code − bias − zero)·scale + offset. The bias is in the prepared activations.
 struct GroupHeader {

@@ -1,5 +1,6 @@
 // Included once per instruction set by whole_tile.cpp. See whole_tile.hpp for the algorithm.
-#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16  // it uses the dot products of AVX512VNNI
+// The levels of bf16 use the dot products of the level below.
+#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16 && NIBBLE_ISA != NIBBLE_ISA_NEONBF16
 
 // Tokens per register tile: H·kVecs sums, the codes of a quad of channels and a broadcast.
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI

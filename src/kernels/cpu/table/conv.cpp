@@ -407,11 +407,11 @@ constexpr std::array kKernels {
       row<multiply_floats<kAvx512Float>>(Isa::avx512, ActForm::f32, "cpu_n32", {8, 32, 0}),
       row<multiply_floats<kAvx2Float>>(Isa::avx2, ActForm::f32, "cpu_n16", {6, 16, 0}),
 #elif defined(__aarch64__)
-  row<multiply_dots<kI8mmFixed>>(Isa::i8mm, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
+  row<multiply_dots<kI8mmFixed>>(Isa::i8mm, ActForm::s8x3, "cpu_n16", {4, 16, 0}),
       row<multiply_dots<kDotprodFixed>>(Isa::dotprod, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
-      row<multiply_dots<kI8mmInt8>>(Isa::i8mm, ActForm::s8, "cpu_n16", {4, 16, 0}),
+      row<multiply_dots<kI8mmInt8>>(Isa::i8mm, ActForm::s8, "cpu_n16", {12, 16, 0}),
       row<multiply_dots<kDotprodInt8>>(Isa::dotprod, ActForm::s8, "cpu_n16", {4, 16, 0}),
-      row<multiply_dots<kI8mmWhole>, &kI8mmPatches>(Isa::i8mm, ActForm::s8, "cpu_n16", {4, 16, 0}, "whole"),
+      row<multiply_dots<kI8mmWhole>, &kI8mmPatches>(Isa::i8mm, ActForm::s8, "cpu_n16", {12, 16, 0}, "whole"),
       row<multiply_dots<kDotprodWhole>, &kDotprodPatches>(Isa::dotprod, ActForm::s8, "cpu_n16", {4, 16, 0}, "whole"),
 #endif
       depthwise_row<&kBaselineDepthwise>(Isa::baseline, "cpu_n16", {0, 16, 0}),

@@ -53,7 +53,10 @@ NIBBLE_VARIANT void read_common_header(int byte_bias, const Decoder& d, const st
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI
 constexpr int kFixedTile = 3;  // 18 + 6 of 32
 constexpr int kInt8Tile = 6;   // 12 + 12
-#elif NIBBLE_ISA == NIBBLE_ISA_DOTPROD || NIBBLE_ISA == NIBBLE_ISA_I8MM
+#elif NIBBLE_ISA == NIBBLE_ISA_I8MM
+#include "kernels/cpu/tiles/row_pairs.inl"
+constexpr int kFixedTile = kPairRows / 3, kInt8Tile = kPairRows;
+#elif NIBBLE_ISA == NIBBLE_ISA_DOTPROD
 constexpr int kFixedTile = 1;  // 12 + 4 of 32
 constexpr int kInt8Tile = 4;   // 16 + 16, the float sums in L1 between segments
 #else
@@ -240,9 +243,14 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
     for (int v = 0; v < kVecs; ++v) store(out + m * kRows + v * kLanes, sum[m][v]);
 }
 
+#if NIBBLE_ISA == NIBBLE_ISA_I8MM
+#include "kernels/cpu/tiles/pair_segments.inl"
+#endif
+
 NIBBLE_VARIANT void multiply_height(int bits, int digits, int height, bool sums_columns, const DotTask& t, const std::byte* block,
                                     const std::byte* a, Columns columns, float* out) {
-  const int tile = digits == 1 ? kInt8Tile : kFixedTile;  // a constant: the compiler drops the cases above it
+  // A constant: the compiler drops the cases above it.
+  const int tile = NIBBLE_ISA == NIBBLE_ISA_I8MM ? 1 : digits == 1 ? kInt8Tile : kFixedTile;
   switch (height) {
     case 1: return multiply(bits, digits, 1, sums_columns, t, block, a, columns, out);
     case 2: return tile >= 2 ? multiply(bits, digits, 2, sums_columns, t, block, a, columns, out) : void();
@@ -256,6 +264,9 @@ NIBBLE_VARIANT void multiply_height(int bits, int digits, int height, bool sums_
 
 NIBBLE_VARIANT void multiply_any(int digits, int height, bool sums_columns, const DotTask& t, const std::byte* block,
                                  const std::byte* a, Columns columns, float* out) {
+#if NIBBLE_ISA == NIBBLE_ISA_I8MM
+  if (in_pairs(digits * height)) return multiply_in_pairs(digits, height, sums_columns, t, block, a, columns, out);
+#endif
   switch (t.segments.regular() ? t.decoder->geometry.bits : 0) {
     case 4:
       return digits == 1 && sums_columns ? multiply_height(4, digits, height, true, t, block, a, columns, out)

@@ -9,6 +9,9 @@ constexpr int kTile = 12;  // 24 of 32
 constexpr int kTile = 6;  // 12 of 16
 #elif NIBBLE_ISA == NIBBLE_ISA_AMX
 constexpr int kTile = 32;  // in tile registers: amx_tile.inl
+#elif NIBBLE_ISA == NIBBLE_ISA_I8MM
+#include "kernels/cpu/tiles/row_pairs.inl"
+constexpr int kTile = kPairRows;
 #else
 constexpr int kTile = 4;  // 16 of 32 on AArch64; 8 of 16 on AVX2, whose dot products need registers in between
 #endif
@@ -101,9 +104,53 @@ NIBBLE_VARIANT void add_octets(int bits, int height, const std::byte*& codes, co
   }
 }
 
+#if NIBBLE_ISA == NIBBLE_ISA_I8MM
+/// add_octets() in pairs of tokens, of the pass over the vectors from `begin` on; the first one prefetches.
+NIBBLE_VARIANT void add_pairs(int bits, int height, int begin, const std::byte*& codes, const std::byte* a, std::int64_t step,
+                              std::int64_t quad, std::int64_t octets, Ahead& ahead, Ints (*squares)[2 * kVecs]) {
+  constexpr int kLine = 64;
+  const int octet_bytes = bits * kRows;
+  for (; octets > 0; --octets, codes += octet_bytes, a += 2 * quad) {
+    Ints pairs[2 * kVecs];
+    for (int v = 0; v < pass_vecs(height); ++v) pairs_of_codes(load_quads(bits, codes, begin + v), pairs + 2 * v);
+    for (int line = 0; begin == 0 && height >= kPrefetchRows && line < octet_bytes; line += kLine)
+      __builtin_prefetch(codes + kPrefetchBytes + line);
+    if (begin == 0 && octets % kPrefetchOctets == 1) ahead.prefetch();
+    multiply_octet(height, pairs, a, step, quad, squares);
+  }
+}
+
+/// add() and sum_runs() in pairs of tokens: sums[height][R] += Σ q·code over the runs of patches, or, without, over `octets` octets.
+/// `starts`: the initial sums of tokens; null: those in `sums`, or 0 in the first chunk.
+NIBBLE_VARIANT void add_in_pairs(int bits, int height, bool first, const std::byte* codes, const std::byte* a, const Patches* p,
+                                 const std::int32_t* starts, std::int64_t octets, Ahead& next, std::int32_t* sums) {
+  Ahead ahead = next;  // in registers
+  for (int begin = 0; begin < kVecs; begin += pass_vecs(height)) {
+    Ints rows[kTile][kVecs], squares[kMostPairs][2 * kVecs];
+    for (int r = 0; r < height; ++r)
+      for (int v = begin; v < begin + pass_vecs(height); ++v)
+        rows[r][v] = starts != nullptr ? splat(starts[r]) : first ? Ints{} : load_ints(sums + r * kRows + v * kLanes);
+    squares_of(height, begin, rows, squares);
+    const std::byte* octet = codes;
+    if (p == nullptr) add_pairs(bits, height, begin, octet, a, 4, 4 * height, octets, ahead, squares);
+    for (std::int64_t h = 0; p != nullptr && h < p->runs_h; ++h)
+      for (std::int64_t w = 0; w < p->runs_w; ++w)
+        add_pairs(bits, height, begin, octet, a + h * p->run_down + w * p->run_beside, p->beside, 4, p->run_bytes / tile::kOctet,
+                  ahead, squares);
+    rows_of(height, begin, squares, rows);
+    for (int r = 0; r < height; ++r)
+      for (int v = begin; v < begin + pass_vecs(height); ++v) store_ints(sums + r * kRows + v * kLanes, rows[r][v]);
+  }
+  next = ahead;
+}
+#endif
+
 /// sums[height][R] += Σ q·code over `octets` octets; the first chunk's begin at 0. `bits` and `height` are constants at every call.
 NIBBLE_VARIANT void add(int bits, int height, bool first, const std::byte* codes, const std::byte* a, std::int64_t octets,
                         Ahead& next, std::int32_t* sums) {
+#if NIBBLE_ISA == NIBBLE_ISA_I8MM
+  if (in_pairs(height)) return add_in_pairs(bits, height, first, codes, a, nullptr, nullptr, octets, next, sums);
+#endif
   Ahead ahead = next;  // in registers
   const bool apart = height * kVecs <= 6;
   Ints acc[kTile][kVecs], more[kTile][kVecs];
@@ -121,6 +168,9 @@ NIBBLE_VARIANT void add(int bits, int height, bool first, const std::byte* codes
 /// out[height][R] = start + Σ q·code for patches, run by run; `a` is the first token's patch, `starts` are the initial sums of the tokens.
 NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const std::byte* a, const Patches& p,
                              const std::int32_t* starts, Ahead& next, std::int32_t* out) {
+#if NIBBLE_ISA == NIBBLE_ISA_I8MM
+  if (in_pairs(height)) return add_in_pairs(bits, height, false, codes, a, &p, starts, 0, next, out);
+#endif
   Ahead ahead = next;  // in registers
   const bool apart = height * kVecs <= 6;
   Ints acc[kTile][kVecs], more[kTile][kVecs];

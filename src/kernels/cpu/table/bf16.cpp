@@ -8,7 +8,7 @@
 #include "kernels/cpu/tiles/bf16_tile.hpp"
 
 namespace nibble::cpu {
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
 namespace {
 
 template <const Bf16Isa& kIsa>
@@ -95,7 +95,7 @@ constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
       .out = "any",
       .act = name(form),
       .weight = "any",
-      .layout = "cpu_n32",
+      .layout = tile.n == 32 ? "cpu_n32" : "cpu_n16",
       .tile = tile,
       .summary =
           "exact: bf16 dot products, weights decoded to a bf16 panel that many tokens share; dense bf16 as it lies; FP8 as bf16",
@@ -105,6 +105,7 @@ constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
       .run = run<kIsa>};
 }
 
+#if defined(__x86_64__)
 constexpr Bf16Rates kAmxRates{.dot = 0.2, .decode = 5.4, .flush = 7.7, .tokens = 16};
 constexpr Bf16Rates kAvx512Rates{.dot = 1.09, .decode = 5.4, .flush = 7.7, .tokens = 2};
 
@@ -114,6 +115,12 @@ constexpr std::array kKernels{
     row<kAmxBf16, kAmxRates>(Isa::amx, ActForm::bf16x3k32, {32, 32, 0}),
     row<kAvx512Bf16, kAvx512Rates>(Isa::avx512bf16, ActForm::bf16, {8, 32, 0}),
 };
+#else
+/// By the instructions of the loops (bench/aarch64_loops.py), in the slots of SDOT (dot.cpp): 52 of them for 24 BFMMLA.
+constexpr Bf16Rates kNeonRates{.dot = 0.63, .decode = 3, .flush = 3, .tokens = 2};
+
+constexpr std::array kKernels{row<kNeonBf16, kNeonRates>(Isa::neonbf16, ActForm::bf16, {12, 16, 0})};
+#endif
 
 }  // namespace
 

@@ -6,13 +6,14 @@
 //
 //   for each segment of K (segments.hpp)
 //     decode  codes → panel [pairs of channels][R] of 2 bf16            in L1; shared by every token of the task
-//     for each tile of 8 tokens
+//     for each tile of 8 tokens (AArch64: 12)
 //       acc[8][R] += pair (broadcast) · panel                            registers over the segment; 32 products an instruction
 //       sum[8][R] += s ∘ acc, of FP8 activations s ∘ s_a·acc             in L1
 //   epilogue, row by row
 //
 // AMX (amx_halves.inl) multiplies rows of 32 channels by the same panel, whose pairs are the rows of its second operand. It has products to
 // spare: f16 and f32 activations are sums of two and three bf16, which are multiplied one after the other.
+// AArch64 (row_pairs.inl) joins two pairs: BFMMLA takes four channels of two tokens and two output channels, 16 products.
 //
 // The panel pays from about ten tokens on; for fewer, the fixed-point kernels of dot_tile.hpp do less work per weight, if it has integers.
 #pragma once
@@ -35,6 +36,8 @@ struct Bf16Isa {
 
 #if defined(__x86_64__)
 extern const Bf16Isa kAmxBf16, kAvx512Bf16;
+#elif defined(__aarch64__)
+extern const Bf16Isa kNeonBf16;
 #endif
 
 }  // namespace nibble::cpu

@@ -1,7 +1,8 @@
 // Included once per instruction set by bf16_tile.cpp. See bf16_tile.hpp for the algorithm.
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512BF16 || NIBBLE_ISA == NIBBLE_ISA_AMX
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512BF16 || NIBBLE_ISA == NIBBLE_ISA_AMX || NIBBLE_ISA == NIBBLE_ISA_NEONBF16
 
-constexpr int kTokens = 128;  // their sums, 16 KiB, and a panel of 8 KiB share L1
+// A multiple of a tile. Their sums, 16 KiB (AArch64: 8), and a panel of 8 (4) share L1.
+constexpr int kTokens = NIBBLE_ISA == NIBBLE_ISA_NEONBF16 ? 120 : 128;
 constexpr int kSegment = kMaxFixedSegment;
 
 #include "kernels/cpu/tiles/float_codes.inl"
@@ -31,6 +32,26 @@ inline bool small_zeros(const Vec* zero, Ints* pairs) {
 
 /// One 4-bit octet → 4 pairs [4][R], by looking code − zero up in 32 bf16. Nibbles from the low end: channels 0 4 1 5 2 6 3 7; 16 bits
 /// apart lie the pairs (0,2) (4,6) (1,3) (5,7).
+#if defined(__aarch64__)
+/// The bytes of the values are looked up apart: a register pair holds the low ones, another the high ones.
+inline void decode_nibbles(const std::uint16_t* values, const Ints* zeros, const std::byte* octet, Ints* panel) {
+  const uint8x16x2_t first = vld2q_u8(reinterpret_cast<const std::uint8_t*>(values));
+  const uint8x16x2_t second = vld2q_u8(reinterpret_cast<const std::uint8_t*>(values + 16));
+  const uint8x16x2_t lows = {first.val[0], second.val[0]}, highs = {first.val[1], second.val[1]};
+  for (int v = 0; v < kVecs; ++v) {
+    const Quads quads = load_quads(4, octet, v);
+    const Bytes zero = reinterpret_cast<Bytes>(zeros[v] * 0x0101);
+    for (int half = 0; half < 2; ++half) {
+      const Bytes code = reinterpret_cast<Bytes>(half == 0 ? quads.low : quads.high);
+      const auto index = reinterpret_cast<uint8x16_t>((code - zero) & 31);
+      const Pairs pairs =
+          pairs_of(reinterpret_cast<Ints>(vqtbl2q_u8(highs, index)), reinterpret_cast<Ints>(vqtbl2q_u8(lows, index)));
+      panel[half * kVecs + v] = pairs.even;
+      panel[(2 + half) * kVecs + v] = pairs.odd;
+    }
+  }
+}
+#else
 inline void decode_nibbles(const std::uint16_t* values, const Ints* zeros, const std::byte* octet, Ints* panel) {
   const __m512i table = _mm512_loadu_si512(values);
   for (int v = 0; v < kVecs; ++v) {
@@ -41,6 +62,7 @@ inline void decode_nibbles(const std::uint16_t* values, const Ints* zeros, const
     }
   }
 }
+#endif
 
 /// The same for any zeros, and for 8-bit octets, through floats. `bits` (4 or 8) is a constant at every call.
 NIBBLE_VARIANT void decode_octet(int bits, const Vec* zero, const std::byte* octet, Ints* panel) {
@@ -113,7 +135,7 @@ __attribute__((noinline)) const std::byte* fill(const Decoder& d, const Lookup& 
     }
     const bool looks_up = lookup.e2m1 || (d.integer_codes && geo.bits == 4 && small_zeros(zero, zeros));
     for (std::int64_t o = 0; o < octets; ++o, codes += geo.octet_bytes) {
-      if (NIBBLE_ISA == NIBBLE_ISA_AVX512BF16) prefetch_after(codes, geo.octet_bytes);
+      if (NIBBLE_ISA != NIBBLE_ISA_AMX) prefetch_after(codes, geo.octet_bytes);
       if (looks_up) {
         decode_nibbles(lookup.values, zeros, codes, panel + o * 4 * kVecs);
       } else if (d.e4m3_codes) {
@@ -134,7 +156,37 @@ inline const float* token_scales(const DotTask& t, const std::byte* segment) {
   return t.segment_header == 0 ? nullptr : reinterpret_cast<const float*>(segment);
 }
 
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+#if NIBBLE_ISA == NIBBLE_ISA_NEONBF16
+#include "kernels/cpu/tiles/row_pairs.inl"
+
+constexpr int kTile = kPairRows;
+static_assert(kTokens % kTile == 0);
+
+/// multiply() of two channels at a time, below, in pairs of tokens and four channels.
+NIBBLE_VARIANT void multiply(int height, const std::byte* a, const Ints* panel, std::int64_t pairs, const Vec* scale,
+                             const float* tokens, std::int64_t next, float* sum) {
+  for (int begin = 0; begin < kVecs; begin += pass_vecs(height)) {
+    Vec squares[kMostPairs][2 * kVecs], acc[kTile][kVecs];
+    for (int p = 0; p < (height + 1) / 2; ++p)
+      for (int j = 0; j < 2 * pass_vecs(height); ++j) squares[p][j] = Vec{};
+    const std::byte* row = a;
+    const Ints* words = panel + begin;
+    for (std::int64_t p = 0; p < pairs; p += 2, row += 8 * height, words += 2 * kVecs) {
+      if (begin == 0) __builtin_prefetch(row + next);
+      Ints codes[2 * kVecs];
+      for (int v = 0; v < pass_vecs(height); ++v)
+        pairs_of_codes({load_ints(words + v), load_ints(words + kVecs + v)}, codes + 2 * v);
+      multiply_octet(height, codes, row, 4, 4 * height, squares);
+    }
+    rows_of(height, begin, squares, acc);
+    for (int m = 0; m < height; ++m)
+      for (int v = begin; v < begin + pass_vecs(height); ++v) {
+        float* to = sum + m * kRows + v * kLanes;
+        store(to, load(to) + (tokens == nullptr ? acc[m][v] : acc[m][v] * tokens[m]) * scale[v]);
+      }
+  }
+}
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
 constexpr int kTile = 8;  // 8×2 accumulators: each pair of vector loads serves 16 dot products
 
 inline Vec dot2(Vec acc, Ints w, Ints a) {
@@ -164,7 +216,9 @@ NIBBLE_VARIANT void multiply(int height, const std::byte* a, const Ints* panel, 
       store(to, load(to) + acc[m][v] * scale[v]);
     }
 }
+#endif
 
+#if NIBBLE_ISA != NIBBLE_ISA_AMX
 /// Not inlined: values that the caller keeps in registers would cost accumulators.
 __attribute__((noinline)) void multiply_tile(std::int64_t height, const std::byte* a, const Ints* panel, std::int64_t pairs,
                                              const Vec* scale, const float* tokens, std::int64_t next, float* sum) {
@@ -177,6 +231,10 @@ __attribute__((noinline)) void multiply_tile(std::int64_t height, const std::byt
     case 6: return multiply(6, a, panel, pairs, scale, tokens, next, sum);
     case 7: return multiply(7, a, panel, pairs, scale, tokens, next, sum);
     case 8: return multiply(8, a, panel, pairs, scale, tokens, next, sum);
+    case 9: return kTile >= 9 ? multiply(9, a, panel, pairs, scale, tokens, next, sum) : void();
+    case 10: return kTile >= 10 ? multiply(10, a, panel, pairs, scale, tokens, next, sum) : void();
+    case 11: return kTile >= 11 ? multiply(11, a, panel, pairs, scale, tokens, next, sum) : void();
+    case 12: return kTile >= 12 ? multiply(12, a, panel, pairs, scale, tokens, next, sum) : void();
     default: return;
   }
 }

@@ -41,6 +41,7 @@ inline Bytes look_up(Bytes table, Bytes index) {
 }
 #endif
 
+#if !defined(__aarch64__)
 /// The low byte of every half of `low`, and the high byte of every half of `high`.
 inline Ints join_bytes(Ints low, Ints high) {
 #if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
@@ -51,6 +52,7 @@ inline Ints join_bytes(Ints low, Ints high) {
   return (low & splat(0x00ff00ff)) | (high & splat(-0x00ff0100));
 #endif
 }
+#endif
 
 /// `bytes`, with all bits set where `size` is that of a NaN.
 inline Bytes mark_nans(Bytes bytes, Bytes size) {
@@ -70,10 +72,15 @@ struct Pairs {
 
 /// Of bytes.
 inline Pairs pairs_of(Ints high, Ints low) {
+#if defined(__aarch64__)
+  const auto highs = reinterpret_cast<uint8x16_t>(high), lows = reinterpret_cast<uint8x16_t>(low);
+  return {reinterpret_cast<Ints>(vtrn1q_u8(lows, highs)), reinterpret_cast<Ints>(vtrn2q_u8(lows, highs))};
+#else
   typedef std::uint16_t Halves __attribute__((vector_size(kLanes * 4)));
   const Ints high_left = reinterpret_cast<Ints>(reinterpret_cast<Halves>(high) << 8);
   const Ints low_right = reinterpret_cast<Ints>(reinterpret_cast<Halves>(low) >> 8);
   return {join_bytes(low, high_left), join_bytes(low_right, high)};
+#endif
 }
 
 inline Pairs from_e2m1_quad(Ints codes) {  // 0 ½ 1 1½ 2 3 4 6

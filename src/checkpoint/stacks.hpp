@@ -7,8 +7,8 @@
 //   experts.gate_up_proj         e4m3 [E,K,N]                  FBGEMM's of Llama 4, and experts.gate_up_proj_scale f32 [E,1,N], of down_proj [E,N,1]
 //   experts.gate_up_proj_blocks, experts.gate_up_proj_scales   MXFP4 [E,N,K/32,16], [E,N,K/32]
 //   experts.gate_up_proj_packed  s32 [E,N,K·b/32]              pack-quantized of compressed-tensors, which packs slice by slice: each is a
-//   experts.gate_up_proj_scale   f16 [E,N,G]                   layer's as its format has them; llm-compressor 0.12 wrote them for experts
-//   experts.gate_up_proj_zero_point     s32 [E,N·b/32,G]       that it had not taken apart, and no program but nibble reads them
+//   experts.gate_up_proj_scale   f16 [E,N,G]                   layer's as its format has them
+//   experts.gate_up_proj_zero_point     s32 [E,N·b/32,G]       optional
 //   experts.gate_up_proj_shape   s64 [3]                       E, N, K
 //
 // Element e of them is the module experts.e.gate_up_proj, whose tensors have the suffixes that codecs know: weight, or weight.transposed for [K,N]; weight_scale_inv,

@@ -3,7 +3,7 @@
 
 usage: bench/cpu_peers.py [--json FILE] [--modes SCHEME,...] [-M 1,4,...] [--shapes FILE] [--rounds 7] [--seconds 0.05] [--threads N]
 
-Compared are those of onnxruntime, openvino and torch that can be imported: pip install onnxruntime onnx openvino torch. Each library runs in a process of its own, which waits
+Compared are those of onnxruntime, openvino, torch and XNNPACK that can be imported: pip install onnxruntime onnx openvino torch executorch torchao. Each library runs in a process of its own, which waits
 while another is measured; in each round the libraries take turns in random order. All multiply by the same codes and scales, of which each
 has so many copies that they come from memory. Every result is compared with the product of dequantized weights; a library whose relative
 error is over 3 % is left out, with that reason, and so is one without such a product. With NIBBLE_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 nibble,
@@ -14,6 +14,7 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import logging
 import os
 import pathlib
 import random
@@ -234,7 +235,62 @@ class Torch:
         raise LeftOut("it has no such product")
 
 
-LIBRARIES = {"nibble": Nibble, "onnxruntime": OnnxRuntime, "openvino": OpenVino, "torch": Torch}
+class Xnnpack:
+    """Linear layers by XNNPACK, through ExecuTorch: weights in blocks or per channel, activations int8 per token with a zero point. Only for so
+    many tokens that weights need not be cold."""
+
+    LEAST_TOKENS = 64
+
+    def __init__(self, threads):
+        logging.disable()
+        warnings.simplefilter("ignore")
+        import torch
+        from executorch.extension.pybindings import portable_lib
+        from executorch.runtime import Runtime
+
+        torch.set_grad_enabled(False)
+        portable_lib._unsafe_reset_threadpool(threads)
+        self.torch, self.runtime = torch, Runtime.get()
+
+    def version(self):
+        return "of executorch " + importlib.metadata.version("executorch")
+
+    def layers(self, mode, q, copies):
+        torch = self.torch
+        scheme, dtype, act = mode
+        if not act or q["zeros"] is not None:
+            raise LeftOut("it has no such product")
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+        from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+        from torchao.quantization.granularity import PerAxis, PerGroup
+
+        n, k = q["codes"].shape
+        groups = q["scales"].shape[1]
+        granularity = PerAxis(0) if groups == 1 else PerGroup(k // groups)
+        config = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int8 if groups == 1 else torch.int4, weight_granularity=granularity)
+
+        layer = torch.nn.Sequential(torch.nn.Linear(k, n, bias=False)).eval()
+        layer[0].weight = torch.nn.Parameter(torch.from_numpy(q["dense"]), requires_grad=False)
+        quantize_(layer, config)
+        layer[0].weight.qdata.copy_(torch.from_numpy(q["codes"].astype(np.int8) - (0 if groups == 1 else 8)))
+        layer[0].weight.scale.copy_(torch.from_numpy(q["scales"]))
+        any_m = ({0: torch.export.Dim("m", min=1, max=4096)},)
+        exported = torch.export.export(layer, (torch.zeros(4, k),), dynamic_shapes=any_m)
+        program = self.runtime.load_program(to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch().buffer)
+        method = program.load_method("forward")
+
+        def bind(x):
+            if len(x) < self.LEAST_TOKENS:
+                raise LeftOut("it keeps equal weights once: copies would not be cold")
+            x = torch.from_numpy(x)
+            return [lambda: method.execute([x])[0]], lambda y: y.numpy()
+
+        bind.program = program  # which the method borrows from
+        return bind
+
+
+LIBRARIES = {"nibble": Nibble, "onnxruntime": OnnxRuntime, "openvino": OpenVino, "torch": Torch, "xnnpack": Xnnpack}
 
 
 def weights(scheme, n, k):

@@ -397,6 +397,13 @@ def described():
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
+def text(data):
+    """A result a line."""
+    head = json.dumps({key: value for key, value in data.items() if key != "results"}, ensure_ascii=False, indent=1)
+    rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in data["results"])
+    return f'{head.removesuffix("}").rstrip()},\n "results": [\n{rows}\n ]\n}}\n'
+
+
 def shapes_of(path):
     for line in path.read_text().splitlines():
         if words := line.split("#")[0].split():
@@ -445,7 +452,7 @@ def main():
         for mode, reason in sorted(reasons):
             print(f"{name} × {mode}: {reason}", file=sys.stderr)
     if args.json:
-        args.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+        args.json.write_text(text(data))
     return 0
 
 

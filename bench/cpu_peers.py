@@ -5,7 +5,7 @@ usage: bench/cpu_peers.py [--json FILE] [--modes SCHEME,...] [-M 1,4,...] [--sha
 
 Compared are those of onnxruntime, openvino, torch and XNNPACK that can be imported: pip install onnxruntime onnx openvino torch executorch torchao. Each library runs in a process of its own, which waits
 while another is measured; in each round the libraries take turns in random order. All multiply by the same codes and scales, of which each
-has so many copies that they come from memory. Every result is compared with the product of dequantized weights; a library whose relative
+has 256 MiB of copies, or 64 of them, that take turns. Every result is compared with the product of dequantized weights; a library whose relative
 error is over 3 % is left out, with that reason, and so is one without such a product. With NIBBLE_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 nibble,
 openvino and torch keep to these instructions; onnxruntime cannot be told.
 """
@@ -21,14 +21,13 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# The weights of one library; docs/benchmarks.md has the same number for `nibble bench`.
+# All copies of a weight that a library has.
 COLD_BYTES, MOST_COPIES = 256 << 20, 64
 MOST_ERROR = 0.03
 # What multiplies the weights, the type of the activations, and how they are quantized.

@@ -1,13 +1,13 @@
 // The loops of bf16_tile.hpp in tiles of AMX, included by bf16_tile.inl.
 //
-//   for each group of up to 8 row blocks, for each part of K              a part's rows of all tokens stay in L2
+//   for each group of up to 16 row blocks, for each part of K             a part's rows of all tokens stay in L2
 //     for each pair of row blocks, for each segment
 //       codes → two panels                                                in L1; once for all tokens
 //       for each 16 tokens
 //         rows × panels → acc                                             tile registers → L1
 //         sum += s ∘ acc, also times the scales of tokens, of the 16 before
 //
-//   tmm4 or 5: 16 tokens      tmm0   tmm1        tmm2   tmm3              32 channels of K a step
+//   tmm4: 16 tokens           tmm0   tmm1        tmm2   tmm3              32 channels of K a step
 //                             first row block    second row block         their panels pass through tmm6 and tmm7
 //
 // An activation is a sum of 1, 2 or 3 bf16 terms (prepare.hpp), whose rows follow each other and are multiplied by the same panel. Sixteen
@@ -17,7 +17,7 @@
 constexpr int kTile = 2 * kTileRows;        // tokens of a prepared tile
 constexpr int kStepPairs = kTileBytes / 4;  // of one product; a row of the panel is one of both tiles of channels
 constexpr int kTogether = 2;                // row blocks
-/// Row blocks that a part of the activations is multiplied by, and the bytes of such a part: with the sums, 128 KiB, less than half of an
+/// Row blocks that a part of the activations is multiplied by, and the bytes of such a part: with the sums, 256 KiB, less than half of an
 /// L2 of 2 MiB.
 constexpr std::int64_t kGroupBlocks = 16, kPartBytes = 640 << 10;
 
@@ -60,7 +60,8 @@ NIBBLE_VARIANT void scale_rows(int blocks, const Unit& unit, std::int64_t begin,
   unit.tokens != nullptr ? scale_some(blocks, true, unit, begin, end) : scale_some(blocks, false, unit, begin, end);
 }
 
-/// Adds one term of 16 tokens × 32 channels. `blocks` is a constant at every call.
+/// Adds one term of 16 tokens × 32 channels, and prefetches the rows of three terms on: in L2 they are too far for four products to hide.
+/// `blocks` is a constant at every call.
 NIBBLE_VARIANT void multiply_step(int blocks, const std::byte* a, const std::byte* first, const std::byte* second) {
   for (int i = 0; i < kTileRows; ++i) __builtin_prefetch(a + 3 * kTileRows * kTileBytes + i * kTileBytes);
   keep_order();

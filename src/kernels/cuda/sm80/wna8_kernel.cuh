@@ -1,0 +1,209 @@
+// Products with online quantized activations (wna8.hpp) without wgmma: mma.sync of signed bytes.
+//
+//   Dᵀ[N,M] = W[N,K] · Âᵀ[K,M]       weights are the 16-row A operand of m16n8k32, tokens its 8 columns
+//
+//   CTA   = 64 rows × T tokens × all of K; 4 warps, each 16 rows and all tokens; T = 16 for few tokens, else 64
+//   stage = codes of T tokens × 128 channels | their terms | a record; a ring of three, filled with cp.async by all threads
+//
+//   a record: 16-byte vectors of weights, 3 instructions for 8 of them │ 4 steps of T/8 products │ the fold, 3 instructions a sum
+//
+// Nothing is shared along K, and every T sums in the same order: a row's bits depend neither on M nor on the other rows.
+#pragma once
+
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/shared_memory.hpp"
+#include "kernels/cuda/tasks/wna8.hpp"
+#include "kernels/cuda/weights/code_fragment.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kWarps = gpu_tile::kFragments;  // of 16 rows
+constexpr int kThreads = 32 * kWarps;
+constexpr int kStages = 3;
+constexpr int kFew = 16, kMany = 64;            // tokens of a CTA
+constexpr int kRowBytes = gpu_tile::kChannels;  // of a token's codes in a stage
+constexpr int kChunk = 16;                      // bytes
+constexpr int kChunks = kRowBytes / kChunk;
+/// Floats between tokens of the sums: ≡ 4 mod 32 puts a fragment's 8 rows × 4 token pairs into 32 different banks.
+constexpr int kSumPitch = gpu_tile::kRows + 4;
+
+struct Params {
+  const std::uint8_t* records;
+  RecordFormat format;
+  const std::uint8_t* codes;
+  std::int64_t pitch;
+  const std::uint8_t* terms;
+  const float* token_scales;  // null: they are in the terms
+  std::int64_t term_pitch;
+  epilogue::Element epilogue;
+  int m, n, k;
+  int tile_records;
+  int token_blocks;
+  int stage_bytes;
+};
+
+constexpr int stage_bytes(int tokens, int fold_terms, int record_bytes) {
+  return (tokens * (kRowBytes + fold_terms) + record_bytes + 127) / 128 * 128;  // the swizzle's address bits are the address's
+}
+
+template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms>
+struct Gemm {
+  static constexpr int kFolds = kPath == ConstantsPath::any ? gpu_tile::kChannels / kStepChannels : 1;  // of a record
+  static constexpr int kTiles = kTokens / 8;
+  static constexpr bool kOffsets = kTerms == ActTerms::offsets, kSumsCodes = kOffsets || kTerms == ActTerms::zeros;
+  static constexpr int kTermBytes = token_term_bytes(kOffsets), kFoldTerms = kTokens * kTermBytes;  // of a token, of a fold
+  static constexpr int kTermsAt = kTokens * kRowBytes, kRecordAt = kTermsAt + kFolds * kFoldTerms;
+
+  const Params& p;
+  std::uint32_t base;
+  int tile, first_token, warp, lane;
+
+  __device__ std::uint32_t stage(int record) const { return base + record % kStages * p.stage_bytes; }
+
+  // ---- copies
+
+  __device__ void request_weights(int record) const {
+    if (record >= p.tile_records) return;
+    const std::uint8_t* const from = p.records + (std::int64_t{tile} * p.tile_records + record) * p.format.bytes;
+#pragma unroll 1
+    for (int at = static_cast<int>(threadIdx.x) * kChunk; at < p.format.bytes; at += kThreads * kChunk)
+      ptx::async_copy16(stage(record) + kRecordAt + at, from + at, kChunk);
+  }
+  /// Codes of tokens past M are 0.
+  __device__ void request_acts(int record) const {
+    if (record >= p.tile_records) return;
+    const std::uint32_t to = stage(record);
+#pragma unroll
+    for (int i = static_cast<int>(threadIdx.x); i < kTokens * kChunks; i += kThreads) {
+      const int token = i / kChunks, chunk = i % kChunks, m = first_token + token;
+      const std::uint8_t* from = p.codes + (m < p.m ? m * p.pitch + record * kRowBytes + chunk * kChunk : 0);
+      ptx::async_copy16(to + token * kRowBytes + (chunk ^ token % 8) * kChunk, from, m < p.m ? kChunk : 0);
+    }
+    constexpr int kTermChunks = kFoldTerms / kChunk;  // of a fold
+    for (int i = static_cast<int>(threadIdx.x); i < kFolds * kTermChunks; i += kThreads) {
+      const std::int64_t fold = std::int64_t{record} * kFolds + i / kTermChunks;
+      const std::uint8_t* from = p.terms + (fold * p.term_pitch + first_token) * kTermBytes;
+      ptx::async_copy16(to + kTermsAt + i * kChunk, from + i % kTermChunks * kChunk, kChunk);
+    }
+  }
+
+  // ---- products
+
+  __device__ static __forceinline__ void fold(float* to, const std::int32_t* dot, std::uint32_t terms, const RowTerms& rows,
+                                              const std::int32_t (&sums)[2]) {
+    if constexpr (kOffsets)
+      add_fold_offsets<kPath>(to, dot, load_offset_terms<kPath>(terms), rows, sums);
+    else if constexpr (kSumsCodes)
+      add_fold_zeros<kPath>(to, dot, ptx::load_shared16(terms), rows, sums);
+    else
+      add_fold<kPath>(to, dot, ptx::load_shared16(terms), rows);
+  }
+  __device__ __forceinline__ void add_record(float (&acc)[kTiles][4], int record) const {
+    constexpr int kSteps = gpu_tile::kChannels / kStepChannels;
+    constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);
+    const std::uint32_t at = stage(record), weights = at + kRecordAt, slots = weights + p.format.slots_offset;
+    const std::uint32_t terms = at + kTermsAt + lane % 4 * 2 * kTermBytes;
+    // Matrix l/8 of ldmatrix: tokens 8·(l/16) on, chunk l/8 mod 2 of the step.
+    const std::uint32_t tokens = at + (lane / 16 * 8 + lane % 8) * kRowBytes;
+    const int position = row_pair_position(warp, lane);
+    std::int32_t dot[kTiles][4] = {}, sums[2] = {};
+    uint4 codes;
+#pragma unroll(kFolds == 1 ? kSteps : 1)
+    for (int step = 0; step < kSteps; ++step) {
+      if (step % (kSteps / kVectors) == 0)
+        codes = ptx::load_shared16(weights + gpu_tile::vector_offset(step / (kSteps / kVectors), warp, lane));
+      if (kOffsets && step % (kSteps / kFolds) == 0) {
+        constexpr int kFold = gpu_tile::kChannels / kFolds;
+        sums[0] = sums[1] = sum_past_k(record * gpu_tile::kChannels + step * kStepChannels + kFold, kFold, p.k);
+      }
+      std::uint32_t a[4];
+      signed_codes<kBits>(a, codes, step);
+      if (kSumsCodes) add_codes(sums, a);
+#pragma unroll
+      for (int t = 0; t < kTiles; t += 2) {
+        std::uint32_t b[4];
+        ptx::load_matrices(b, tokens + t * 8 * kRowBytes + ((2 * step + lane / 8 % 2) ^ lane % 8) * kChunk);
+        mma_s8(dot[t], a, b[0], b[1]);
+        mma_s8(dot[t + 1], a, b[2], b[3]);
+      }
+      if constexpr (kFolds > 1) {
+        const RowTerms rows =
+            load_row_terms<kBits>(p.format, slots + step * kStepChannels / p.format.span * p.format.slot_bytes, position);
+        if (kSumsCodes) share_sums(sums);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          fold(acc[t], dot[t], terms + (step * kTokens + t * 8) * kTermBytes, rows, sums);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) dot[t][i] = 0;
+        }
+        sums[0] = sums[1] = 0;
+      }
+    }
+    if constexpr (kFolds == 1) {
+      const RowTerms rows = row_terms<kPath, kBits>(p.format, load_raw<kPath>(p.format, slots, position));
+      if (kSumsCodes) share_sums(sums);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) fold(acc[t], dot[t], terms + t * 8 * kTermBytes, rows, sums);
+    }
+  }
+
+  __device__ void run() const {
+#pragma unroll 1
+    for (int r = 0; r < kStages - 1; ++r) request_weights(r);  // weights do not depend on the previous kernel
+    wait_for_predecessor();
+#pragma unroll 1
+    for (int r = 0; r < kStages - 1; ++r) {
+      request_acts(r);
+      ptx::async_copy_commit();  // the first of these groups has the weights of both
+    }
+    float acc[kTiles][4] = {};
+#pragma unroll 1
+    for (int record = 0; record < p.tile_records; ++record) {
+      ptx::async_copy_wait<kStages - 2>();
+      __syncthreads();  // all copies are complete, and all threads have read the previous stage, which is filled next
+      request_weights(record + kStages - 1);
+      request_acts(record + kStages - 1);
+      ptx::async_copy_commit();
+      add_record(acc, record);
+    }
+
+    ptx::async_copy_wait<0>();
+    __syncthreads();  // the sums take the place of the ring
+    extern __shared__ __align__(128) std::uint8_t shared[];
+    float* const sums = reinterpret_cast<float*>(shared);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        sums[(t * 8 + lane % 4 * 2 + i % 2) * kSumPitch + warp * gpu_tile::kFragmentRows + lane / 4 + i / 2 * 8] = acc[t][i];
+    __syncthreads();
+#pragma unroll 1
+    for (int token = warp; token < kTokens && first_token + token < p.m; token += kWarps) {  // its 64 rows are a warp's
+      const float scale = p.token_scales == nullptr ? 1.0f : __ldcg(p.token_scales + first_token + token);
+      const int row = 2 * lane;
+      const float2 sum = *reinterpret_cast<const float2*>(sums + token * kSumPitch + row);
+      p.epilogue.store_two(first_token + token, tile * gpu_tile::kRows + row, __fmul_rn(sum.x, scale), __fmul_rn(sum.y, scale),
+                           p.n);
+    }
+  }
+};
+
+template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms>
+__global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  let_successor_start();
+  const int block = static_cast<int>(blockIdx.x);  // those that share weights run together
+  const Gemm<kBits, kPath, kTokens, kTerms> gemm{.p = p,
+                                                 .base = ptx::shared_address(shared),
+                                                 .tile = block / p.token_blocks,
+                                                 .first_token = block % p.token_blocks * kTokens,
+                                                 .warp = static_cast<int>(threadIdx.x) / 32,
+                                                 .lane = static_cast<int>(threadIdx.x) % 32};
+  gemm.run();
+}
+
+}  // namespace
+}  // namespace nibble::cuda

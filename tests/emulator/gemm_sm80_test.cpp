@@ -1,7 +1,9 @@
 // The sm_80 GEMM of weights in gpu_n64k128 and 16-bit activations (gemm_kernel.cuh), on the emulated GPU: the
 // launchers and the kernels as they are.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "emulator/expert_rows.hpp"
 #include "emulator/float_layer.hpp"
 
 namespace nibble::cuda {
@@ -11,6 +13,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }  // namespace nibble::cuda
 
 #include "kernels/cuda/sm80/gemm.cu"
+#include "kernels/cuda/sm80/gemm_experts.cu"
 
 namespace nibble::cuda {
 namespace {
@@ -46,6 +49,46 @@ constexpr emulator::FloatCase kCases[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedGemmSm80, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });
+
+// ---- rows of experts
+
+class EmulatedGemmSm80Experts : public testing::TestWithParam<emulator::ExpertCase> {};
+
+TEST_P(EmulatedGemmSm80Experts, GivesTheSumsOfEachExpert) {
+  const emulator::ExpertCase& c = GetParam();
+  emulator::use_shared_memory(shared);
+  emulator::expect_sums_of_experts(
+      c, [&](const LinearTask& task) { return linear_gemm_sm80_experts(task, c.tokens, nullptr); },
+      [&](const emulator::TileWeight& weight, int row, int k) {
+        return emulator::rounded_weight(weight, c.layer.a_dtype, row, k);
+      });
+}
+
+// Experts without rows, with one, with less than a tile and more; every kind of weight; K and N with tails.
+const emulator::ExpertCase kExpertCases[] = {
+    {{DType::bf16, Codes::u4, 128, ZeroKind::none, 0, 200, 1424}, 16, {3, 0, 20, 1, 0, 40}},
+    {{DType::f16, Codes::u4, 128, ZeroKind::integer, 0, 72, 896}, 16, {1, 1, 0, 1}},
+    {{DType::bf16, Codes::u4, 32, ZeroKind::none, 0, 264, 416}, 64, {70, 2, 0, 64, 5}},
+    {{DType::f16, Codes::u4, 128, ZeroKind::none, 0, 320, 640}, 64, {0, 150, 128, 9}},
+    {{DType::bf16, Codes::u8, 128, ZeroKind::none, 0, 72, 272}, 64, {5, 66}},
+    {{DType::f16, Codes::u8, 128, ZeroKind::integer, 0, 136, 784}, 16, {5, 17}},
+    {{DType::bf16, Codes::e4m3, 128, ZeroKind::none, 0, 136, 384}, 64, {1, 130, 2}},
+    {{DType::bf16, Codes::e2m1, 32, ZeroKind::none, 0, 136, 416}, 16, {2, 17, 0, 3}},
+    {{DType::bf16, Codes::u4, 64, ZeroKind::offset, 0, 100, 640}, 16, {18, 2}},
+    {{DType::f16, Codes::u4, 1024, ZeroKind::none, 0, 72, 1024}, 64, {7, 2}},  // a scale per channel
+    {{DType::f16, Codes::u4, 128, ZeroKind::none, 0, 72, 256}, 16, {0, 0}},    // no rows at all
+};
+INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedGemmSm80Experts, testing::ValuesIn(kExpertCases),
+                         [](const auto& info) { return fmt::format("{}_{}", emulator::name(info.param), info.index); });
+
+TEST(EmulatedGemmSm80Experts, TakeTilesOfTheirRowsOnly) {
+  const emulator::FloatLayer layer({DType::f16, Codes::u4, 128, ZeroKind::none, 4, 72, 256});
+  LinearTask task = layer.task();
+  EXPECT_EQ(linear_gemm_sm80_experts(task, 16, nullptr), cudaErrorInvalidValue);  // no tiles
+  const ExpertTile tile{};
+  task.experts.tiles = &tile;
+  EXPECT_EQ(linear_gemm_sm80_experts(task, 32, nullptr), cudaErrorInvalidValue);
+}
 
 }  // namespace
 }  // namespace nibble::cuda

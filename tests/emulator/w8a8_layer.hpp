@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -231,6 +232,32 @@ struct W8A8Layer {
     std::memcpy(packed.data() + geometry.sums_offset(), sums.data(), 4 * sums.size());
   }
 };
+
+/// Rows of experts, in tiles of up to `tokens`: the layer's weight is that of experts 1 and 2, between which its rows change; expert 0 is none
+/// of it. Their scale2 makes up for the epilogue's acc_scale.
+template <class Launch>
+void expect_sums_of_experts(const W8A8Layer& layer, int tokens, Launch launch) {
+  cuda::W8A8Task task = layer.task();
+  const std::size_t size = layer.packed.size(), pitch = (size + 255) / 256 * 256;
+  std::vector<std::byte> memory(3 * pitch + 256, std::byte{0x35});
+  std::byte* const experts = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
+  for (const std::size_t e : {1, 2}) std::memcpy(experts + e * pitch, layer.packed.data(), size);
+  std::vector<cuda::ExpertTile> tiles;
+  for (int first = 0, expert = 2, rows = 1; first < layer.c.m;
+       first += tiles.back().rows, expert = 3 - expert, rows = rows % tokens + 7)
+    tiles.push_back({expert, first, std::min({rows, tokens, layer.c.m - first})});
+  const int count = static_cast<int>(tiles.size());
+  tiles.resize(tiles.size() + 3, {99, 1 << 20, 16});  // kernels read none of these
+  const float scale2[] = {3.0f, 2.0f, 2.0f};
+  task.weight.bytes = experts;
+  task.epilogue.acc_scale = 0.5f;
+  task.experts = {.tiles = tiles.data(),
+                  .count = &count,
+                  .most = static_cast<int>(tiles.size()),
+                  .weight_pitch = static_cast<std::int64_t>(pitch),
+                  .scale2 = scale2};
+  layer.expect_sums(task, launch);
+}
 
 /// Weights of each type with one scale per output channel, as nibble packs them, and codes with zero points: `launch` computes their exact
 /// sums.

@@ -10,6 +10,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }  // namespace nibble::cuda
 
 #include "kernels/cuda/sm80/w8a8.cu"
+#include "kernels/cuda/sm80/w8a8_experts.cu"
 
 namespace nibble::cuda {
 namespace {
@@ -52,6 +53,46 @@ constexpr emulator::W8A8Case kCases[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedW8a8Sm80, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });
+
+// ---- rows of experts
+
+struct ExpertCase {
+  emulator::W8A8Case layer;
+  int tokens;
+};
+
+class EmulatedW8a8Sm80Experts : public testing::TestWithParam<ExpertCase> {};
+
+TEST_P(EmulatedW8a8Sm80Experts, GiveTheSumsOfTheirRows) {
+  const auto& [layer, tokens] = GetParam();
+  emulator::use_shared_memory(shared);
+  emulator::expect_sums_of_experts(emulator::W8A8Layer(layer), tokens,
+                                   [&](const W8A8Task& task) { return linear_w8a8_sm80_experts(task, tokens, nullptr); });
+}
+
+constexpr ExpertCase kExpertCases[] = {
+    {{Codes::s8, 37, 200, 1936, DType::bf16, kZeros}, 16},
+    {{Codes::s8, 150, 136, 640, DType::f32, kResidual}, 64},
+    {{Codes::s8, 9, 75, 270, DType::f16}, 16},
+    {{Codes::s8, 70, 75, 272, DType::s32, kZeros | kSumBias}, 64},
+    {{Codes::e4m3, 170, 200, 384}, 64},
+    {{Codes::e4m3, 20, 72, 1424, DType::f16}, 16},
+    {{Codes::groups, 41, 136, 1024}, 16},
+    {{Codes::groups, 90, 264, 640, DType::f32}, 64},
+    {{Codes::groups, 70, 136, 384, DType::f32, kChannelScales}, 64},
+};
+INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedW8a8Sm80Experts, testing::ValuesIn(kExpertCases), [](const auto& info) {
+  return fmt::format("{}_{}", emulator::name(info.param.layer), info.param.tokens);
+});
+
+TEST(EmulatedW8a8Sm80Experts, TakeTilesOfTheirRowsOnly) {
+  const emulator::W8A8Layer layer({Codes::s8, 4, 72, 256});
+  W8A8Task task = layer.task();
+  EXPECT_EQ(linear_w8a8_sm80_experts(task, 16, nullptr), cudaErrorInvalidValue);  // no tiles
+  const ExpertTile tile{};
+  task.experts.tiles = &tile;
+  EXPECT_EQ(linear_w8a8_sm80_experts(task, 32, nullptr), cudaErrorInvalidValue);
+}
 
 }  // namespace
 }  // namespace nibble::cuda

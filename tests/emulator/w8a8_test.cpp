@@ -65,7 +65,6 @@ TEST_P(Emulated, GivesTheSumsOfTheLayer) {
   next.expect_asked(c.tokens == 16);
 }
 
-/// Rows of experts: the layer's weight is that of experts 1 and 2, between which its rows change; expert 0 is none of it.
 class EmulatedExperts : public testing::TestWithParam<Case> {};
 
 TEST_P(EmulatedExperts, GiveTheSumsOfTheirRows) {
@@ -75,24 +74,8 @@ TEST_P(EmulatedExperts, GiveTheSumsOfTheirRows) {
                                    c.codes == Codes::s8       ? -1
                                    : c.codes == Codes::groups ? 1
                                                               : 0});
-  W8A8Task task = layer.task();
-  const std::size_t size = layer.packed.size(), pitch = (size + 255) / 256 * 256;
-  std::vector<std::byte> memory(3 * pitch + 256, std::byte{0x35});
-  std::byte* const experts = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
-  for (const std::size_t e : {1, 2}) std::memcpy(experts + e * pitch, layer.packed.data(), size);
-  std::vector<ExpertTile> tiles;
-  for (int first = 0, expert = 2, rows = 1; first < c.m;
-       first += tiles.back().rows, expert = 3 - expert, rows = rows % c.tokens + 7)
-    tiles.push_back({expert, first, std::min({rows, c.tokens, c.m - first})});
-  const int count = static_cast<int>(tiles.size());
-  tiles.resize(tiles.size() + 3, {99, 1 << 20, 16});  // kernels read none of these
-  task.weight.bytes = experts;
-  task.experts = {.tiles = tiles.data(),
-                  .count = &count,
-                  .most = static_cast<int>(tiles.size()),
-                  .weight_pitch = static_cast<std::int64_t>(pitch)};
   const W8A8Config config{.tokens = c.tokens, .blocks = c.blocks, .depth = c.depth, .split = 1};
-  layer.expect_sums(task, [&](const W8A8Task& t) { return linear_w8a8_sm90(t, config, nullptr); });
+  emulator::expect_sums_of_experts(layer, c.tokens, [&](const W8A8Task& t) { return linear_w8a8_sm90(t, config, nullptr); });
 }
 
 constexpr Case kExpertCases[] = {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -36,9 +37,9 @@ inline std::string name(const Wna8Case& c) {
 }
 
 struct Wna8Layer {
-  explicit Wna8Layer(const Wna8Case& c)
+  explicit Wna8Layer(const Wna8Case& c, bool experts = false)
       : c(c),
-        map(cuda::wna8_map(c.fold(), c.act_offsets ? ZeroKind::offset : ZeroKind::none, c.m, c.k)),
+        map(cuda::wna8_map(c.fold(), c.act_offsets ? ZeroKind::offset : ZeroKind::none, c.m, c.k, experts)),
         random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
         weight(c.n, c.k, gpu_tile::integers(c.bits), c.group, c.weight_zeros ? ZeroKind::integer : ZeroKind::none, random),
         acts(map.bytes) {
@@ -136,5 +137,31 @@ struct Wna8Layer {
       }
   }
 };
+
+/// Rows of experts, in tiles of up to `tokens`, which begin at even and odd rows: the layer's weight is that of experts 1 and 2, between which its
+/// rows change; expert 0 is none of it. Their scale2 makes up for the epilogue's acc_scale.
+template <class Launch>
+void expect_sums_of_experts(const Wna8Layer& layer, int tokens, Launch launch) {
+  cuda::Wna8Task task = layer.task();
+  const std::vector<std::uint8_t>& records = layer.weight.records;
+  const std::size_t pitch = (records.size() + 255) / 256 * 256;
+  std::vector<std::uint8_t> memory(3 * pitch, 0x35);
+  for (const std::size_t e : {1, 2}) std::memcpy(memory.data() + e * pitch, records.data(), records.size());
+  std::vector<cuda::ExpertTile> tiles;
+  for (int first = 0, expert = 2, rows = 1; first < layer.c.m;
+       first += tiles.back().rows, expert = 3 - expert, rows = rows % tokens + 7)
+    tiles.push_back({expert, first, std::min({rows, tokens, layer.c.m - first})});
+  const int count = static_cast<int>(tiles.size());
+  tiles.resize(tiles.size() + 3, {99, 1 << 20, 16});  // kernels read none of these
+  const float scale2[] = {3.0f, 2.0f, 2.0f};
+  task.weight.records = memory.data();
+  task.epilogue.acc_scale = 0.5f;
+  task.experts = {.tiles = tiles.data(),
+                  .count = &count,
+                  .most = static_cast<int>(tiles.size()),
+                  .weight_pitch = static_cast<std::int64_t>(pitch),
+                  .scale2 = scale2};
+  layer.expect_sums(task, launch);
+}
 
 }  // namespace nibble::emulator

@@ -12,6 +12,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }  // namespace nibble::cuda
 
 #include "kernels/cuda/sm80/wna8.cu"
+#include "kernels/cuda/sm80/wna8_experts.cu"
 
 namespace nibble::cuda {
 namespace {
@@ -36,6 +37,44 @@ constexpr emulator::Wna8Case kCases[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedWna8Sm80, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });
+
+// ---- rows of experts
+
+struct ExpertCase {
+  emulator::Wna8Case layer;
+  int tokens;
+};
+
+class EmulatedWna8Sm80Experts : public testing::TestWithParam<ExpertCase> {};
+
+TEST_P(EmulatedWna8Sm80Experts, GiveTheSumsOfTheirRows) {
+  const auto& [layer, tokens] = GetParam();
+  emulator::use_shared_memory(shared);
+  emulator::expect_sums_of_experts(emulator::Wna8Layer(layer, true), tokens,
+                                   [&](const Wna8Task& task) { return linear_wna8_sm80_experts(task, tokens, nullptr); });
+}
+
+constexpr ExpertCase kExpertCases[] = {
+    {{4, 128, false, false, true, 37, 72, 1936}, 16},  {{4, 128, true, false, false, 130, 136, 640}, 64},
+    {{4, 32, false, false, false, 40, 136, 416}, 16},  {{4, 64, true, false, true, 90, 100, 400}, 64},
+    {{4, 128, false, false, false, 9, 200, 896}, 16},  {{4, 128, true, false, true, 71, 72, 1040}, 64},
+    {{4, 128, false, false, false, 128, 72, 640}, 64}, {{4, 128, true, false, true, 21, 72, 610}, 16},
+    {{4, 96, false, false, true, 20, 72, 416}, 16},
+};
+INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedWna8Sm80Experts, testing::ValuesIn(kExpertCases), [](const auto& info) {
+  return fmt::format("{}_{}", emulator::name(info.param.layer), info.param.tokens);
+});
+
+TEST(EmulatedWna8Sm80Experts, TakeTilesOfTheirRowsAndNoZeroPoints) {
+  const emulator::Wna8Layer layer({4, 128, false, false, true, 4, 72, 256});
+  Wna8Task task = layer.task();
+  EXPECT_EQ(linear_wna8_sm80_experts(task, 16, nullptr), cudaErrorInvalidValue);  // no tiles
+  const ExpertTile tile{};
+  task.experts.tiles = &tile;
+  EXPECT_EQ(linear_wna8_sm80_experts(task, 32, nullptr), cudaErrorInvalidValue);
+  task.zero = ZeroKind::integer;
+  EXPECT_EQ(linear_wna8_sm80_experts(task, 16, nullptr), cudaErrorInvalidValue);
+}
 
 TEST(EmulatedWna8Sm80, MultipliesFloatsAsThreeBytes) {
   constexpr emulator::FixedPointCase kLayers[] = {{4, 128, ZeroKind::none, 5, 72, 1000},

@@ -1,6 +1,6 @@
 // cuda.hpp and launch.hpp on the emulated GPU, in the place of no_cuda.cpp: device memory is the host's, a launch runs to its end before it
-// returns, and of compute capability 7.5 only the kernels of every GPU run. Plans, packing, workspaces and the functions of kernel rows are
-// the library's own.
+// returns, and of compute capability 7.5 only the kernels of every GPU run. With NIBBLE_EMULATED_GPU=80 in the environment it is of 8.0, and
+// sm_80's kernels for experts run, too. Plans, packing, workspaces and the functions of kernel rows are the library's own.
 #include <cstdlib>
 #include <cstring>
 
@@ -16,6 +16,10 @@ const bool kGpuRowsAreBuilt = true;
 namespace {
 
 Status not_emulated() { return {StatusCode::unsupported, "not on the emulated GPU"}; }
+bool is_ampere() {
+  const char* const asked = std::getenv("NIBBLE_EMULATED_GPU");
+  return asked != nullptr && std::strcmp(asked, "80") == 0;
+}
 Status status_of(int code) {
   if (code == 0) return {};
   return error(StatusCode::internal, "a launch on the emulated GPU returns {}", code);
@@ -25,13 +29,13 @@ Status status_of(int code) {
 
 Result<GpuInfo> this_gpu() {
   return GpuInfo{.name = "emulated",
-                 .compute_capability = 75,
+                 .compute_capability = is_ampere() ? 80 : 75,
                  .sms = emulator::kMultiprocessors,
                  .shared_bytes_per_block = emulator::kSharedBytes,
                  .l2_bytes = 1 << 20,
                  .memory_bytes = std::int64_t{1} << 34,
                  .read_gbytes_per_s = 100,
-                 .isas = 1U << static_cast<int>(Isa::simt)};
+                 .isas = 1U << static_cast<int>(Isa::simt) | (is_ampere() ? 1U << static_cast<int>(Isa::sm80) : 0U)};
 }
 
 Result<DeviceMemory> DeviceMemory::allocate(std::size_t bytes) {
@@ -62,6 +66,15 @@ Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { retu
 Status launch_linear_sm80(const LinearTask&, Stream) { return not_emulated(); }
 Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return not_emulated(); }
 Status launch_wna8_sm80(const Wna8Task&, Stream) { return not_emulated(); }
+Status launch_gemm_sm80_experts(const LinearTask& task, int rows, Stream) {
+  return status_of(emulator::linear_gemm_sm80_experts(task, rows));
+}
+Status launch_w8a8_sm80_experts(const W8A8Task& task, int rows, Stream) {
+  return status_of(emulator::linear_w8a8_sm80_experts(task, rows));
+}
+Status launch_wna8_sm80_experts(const Wna8Task& task, int rows, Stream) {
+  return status_of(emulator::linear_wna8_sm80_experts(task, rows));
+}
 Status launch_wna8_sm90(const Wna8Task&, int, int, int, Stream) { return not_emulated(); }
 Status launch_wna8_decode_sm90(const Wna8DecodeTask&, const DecodeConfig&, Stream) { return not_emulated(); }
 Status launch_conv_sm90(const ConvTask&, int, int, int, Stream) { return not_emulated(); }

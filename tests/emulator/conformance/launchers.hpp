@@ -1,4 +1,4 @@
-// The launchers of the kernels of every GPU, on the emulated GPU: each in a translation unit with the shared memory that its kernels declare.
+// The launchers of the kernels of every GPU, and of sm_80's for experts, on the emulated GPU: each in a translation unit with the shared memory that its kernels declare.
 #pragma once
 
 #include "kernels/cuda/launch/launch.hpp"
@@ -21,6 +21,9 @@ int epilogue_rows(const epilogue::Element& epilogue, const cuda::StoredSums& sum
 int sort_rows(const cuda::SortTask& task);
 int gather_expert_rows(const cuda::GatherRowsTask& task);
 int combine_rows(const cuda::CombineTask& task);
+int linear_gemm_sm80_experts(const cuda::LinearTask& task, int rows);
+int linear_w8a8_sm80_experts(const cuda::W8A8Task& task, int rows);
+int linear_wna8_sm80_experts(const cuda::Wna8Task& task, int rows);
 int norm_rows(const NormTask& task);
 int norm_codes(const NormTask& task, const cuda::QuantizeTask& codes);
 int sum_codes(const cuda::QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums);

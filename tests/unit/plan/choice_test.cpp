@@ -99,5 +99,56 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
+/// The kernels for so many rows of 128 experts, fewest first.
+std::vector<std::string> chosen_for_experts(const GpuInfo& gpu, const char* scheme, const char* layout) {
+  std::vector<std::string> names;
+  const Scheme parsed = *Scheme::parse(scheme);
+  for (const std::int64_t rows : {8, 512, 32768}) {
+    const Problem problem{.m = rows,
+                          .n = 3072,
+                          .k = 4096,
+                          .scheme = parsed.weight,
+                          .layout = layout,
+                          .memory = Backend::cuda,
+                          .a_dtype = DType::bf16,
+                          .epilogue = {.out = DType::bf16},
+                          .act_scheme = parsed.act,
+                          .gpu = &gpu,
+                          .experts = 128};
+    const nibble::Choice choice = choose_kernel(problem, {}, false);
+    names.emplace_back(choice.kernel == nullptr ? "none" : choice.kernel->name);
+  }
+  return names;
+}
+
+TEST(ExpertChoice, OfAnA100IsOfTensorCoresInTilesOfFewAndOfManyRows) {
+  const GpuInfo a100{.name = "NVIDIA A100",
+                     .compute_capability = 80,
+                     .sms = 108,
+                     .shared_bytes_per_block = 166912,
+                     .l2_bytes = 41943040,
+                     .memory_bytes = std::int64_t{80} << 30,
+                     .read_gbytes_per_s = 1800,
+                     .isas = 1U << static_cast<int>(Isa::simt) | 1U << static_cast<int>(Isa::sm80)};
+  const auto few_and_many = [](const std::string& few, const std::string& many) { return std::vector{few, few, many}; };
+  EXPECT_EQ(chosen_for_experts(a100, "u4b8g128", "gpu_n64k128"),
+            few_and_many("linear_any_bf16_any__cuda_sm80_gemm_m16n64k128", "linear_any_bf16_any__cuda_sm80_gemm"));
+  EXPECT_EQ(chosen_for_experts(a100, "s8r_u4b8g128", "gpu_n64k128"),
+            few_and_many("linear_any_s8i16_any__cuda_sm80_m16n64k128", "linear_any_s8i16_any__cuda_sm80_n64k128"));
+  EXPECT_EQ(chosen_for_experts(a100, "s8r_s8c", "gpu_w8n64k128"),
+            few_and_many("linear_any_s8_any__cuda_sm80_m16n64k128", "linear_any_s8_any__cuda_sm80_n64k128"));
+  EXPECT_EQ(chosen_for_experts(a100, "e4m3g128_e4m3b128x128", "gpu_w8n64k128"),
+            few_and_many("linear_any_e4m3_any__cuda_sm80_m16n64k128", "linear_any_e4m3_any__cuda_sm80_n64k128"));
+}
+
+TEST(ExpertChoice, OfHopperIsOfItsOwnKernels) {
+  for (const std::string_view gpu : described_gpus())
+    for (const auto& [scheme, layout] : {std::pair{"u4b8g128", "gpu_n64k128"},
+                                         {"s8r_s8c", "gpu_w8n64k128"},
+                                         {"e4m3g128_e4m3b128x128", "gpu_w8n64k128"}})
+      for (const std::string& kernel : chosen_for_experts(*described_gpu(gpu), scheme, layout))
+        EXPECT_NE(kernel.find("__cuda_sm90"), std::string::npos) << gpu << " " << scheme << ": " << kernel;
+}
+
 }  // namespace
 }  // namespace nibble

@@ -240,6 +240,24 @@ Status launch_wna8_sm80(const Wna8Task& task, Stream stream) {
                    fmt::format("linear_wna8_sm80 M={} N={} K={}", task.m, task.weight.geometry.n, task.weight.geometry.k));
 }
 
+Status launch_gemm_sm80_experts(const LinearTask& task, int rows, Stream stream) {
+  return status_of(linear_gemm_sm80_experts(task, rows, native(stream)),
+                   fmt::format("linear_gemm_sm80_experts M={} N={} K={}, tiles of {} rows", task.m, task.weight.geometry.n,
+                               task.weight.geometry.k, rows));
+}
+
+Status launch_w8a8_sm80_experts(const W8A8Task& task, int rows, Stream stream) {
+  return status_of(linear_w8a8_sm80_experts(task, rows, native(stream)),
+                   fmt::format("linear_w8a8_sm80_experts M={} N={} K={}, tiles of {} rows", task.m, task.weight.geometry.n,
+                               task.weight.geometry.k, rows));
+}
+
+Status launch_wna8_sm80_experts(const Wna8Task& task, int rows, Stream stream) {
+  return status_of(linear_wna8_sm80_experts(task, rows, native(stream)),
+                   fmt::format("linear_wna8_sm80_experts M={} N={} K={}, tiles of {} rows", task.m, task.weight.geometry.n,
+                               task.weight.geometry.k, rows));
+}
+
 Status launch_wna8_sm90(const Wna8Task& task, int tokens, int depth, int split, Stream stream) {
   const cudaError_t code = linear_wna8_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream));
   if (code == cudaSuccess) return {};

@@ -43,6 +43,10 @@ Result<int> current_device();
 Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int split, Stream stream);
 /// The same with activations that have been quantized; see wna8.hpp.
 Status launch_wna8_sm80(const Wna8Task& task, Stream stream);
+/// Of rows of experts, in tiles of up to `rows`: kSm80ExpertRows (expert_tiles.hpp).
+Status launch_gemm_sm80_experts(const LinearTask& task, int rows, Stream stream);
+Status launch_w8a8_sm80_experts(const W8A8Task& task, int rows, Stream stream);
+Status launch_wna8_sm80_experts(const Wna8Task& task, int rows, Stream stream);
 Status launch_wna8_sm90(const Wna8Task& task, int tokens, int depth, int split, Stream stream);
 /// The same from float activations, for few rows: config.tokens (8) at a time.
 Status launch_wna8_decode_sm90(const Wna8DecodeTask& task, const DecodeConfig& config, Stream stream);

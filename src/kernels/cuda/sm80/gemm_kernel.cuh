@@ -34,6 +34,9 @@
 //              tokens t/16, t/16 + 16, ...                  ──▶ where the filter begins for them: a table in shared memory, because no
 //                                                               registers are free
 //   an address (h₀ + kh·dilation, w₀ + kw·dilation) of the token's image, if it is inside
+//
+// Of experts (kExperts, compiled separately) the token blocks of the grid are the tiles of expert_tiles.hpp, as many as there can be. A CTA past
+// the last one ends at once; the others multiply their rows of A by the weight of their expert.
 #pragma once
 
 #include <algorithm>
@@ -79,6 +82,13 @@ struct Params {
   bool scale_after;                           // operands are u − z, sums are multiplied by the scale
   Patches patches;                            // of a convolution: x are images [B,H,W,C], pixels x_stride apart
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
+  ExpertTiles experts;                        // of rows of experts, whose tiles are the token blocks
+};
+
+/// The tokens of a CTA: rows [first, end) of A and D, and where their weight begins behind that of the first expert.
+struct Tokens {
+  int first, end;
+  std::int64_t weight;
 };
 
 /// A CTA's shape: 64 rows for each fragment of a warp.
@@ -128,11 +138,11 @@ struct Share {
 template <class S>
 class RowCopier {
  public:
-  __device__ RowCopier(const Params& p, std::uint32_t, int, int first_token) {
+  __device__ RowCopier(const Params& p, std::uint32_t, int, const Tokens& tokens) {
     const Share<S> share;
-    tokens_ = p.m - first_token - share.token;
+    tokens_ = tokens.end - tokens.first - share.token;
     channel_ = share.chunk * 8;
-    x_ = p.x + (first_token + share.token) * p.x_stride;
+    x_ = p.x + (tokens.first + share.token) * p.x_stride;
     to_ = share.place();
   }
   __device__ void request(const Params& p, std::uint32_t stage) const {
@@ -171,7 +181,7 @@ template <class S>
 class PatchCopier {
  public:
   /// `table`: the corners of the CTA's tokens.
-  __device__ PatchCopier(const Params& p, std::uint32_t table, int first_row, int first_token) {
+  __device__ PatchCopier(const Params& p, std::uint32_t table, int first_row, const Tokens& tokens) {
     const Share<S> share;
     const Patches& patches = p.patches;
     at_ = patch_channel(patches, share.chunk * 8);
@@ -180,7 +190,7 @@ class PatchCopier {
     to_ = share.place();
     x_ = p.x + first_row / patches.group_outputs * patches.channels;  // of the group
     const int token = static_cast<int>(threadIdx.x);
-    if (token < S::kTokens) store_corner(table + token * kCornerBytes, patches, first_token + token, p.m);
+    if (token < S::kTokens) store_corner(table + token * kCornerBytes, patches, tokens.first + token, p.m);
     __syncthreads();
   }
   __device__ void request(const Params& p, std::uint32_t stage) const {
@@ -203,11 +213,11 @@ class PatchCopier {
 template <class S, Codes kCodes, class Activations>
 class Copier {
  public:
-  __device__ Copier(const Params& p, std::uint32_t table, int first_tile, int first_token)
+  __device__ Copier(const Params& p, std::uint32_t table, int first_tile, const Tokens& tokens)
       : has_record_(first_tile + part() < p.tiles),
-        record_(p.records + std::int64_t{first_tile + part()} * p.tile_records * p.format.bytes + byte()),
+        record_(p.records + tokens.weight + std::int64_t{first_tile + part()} * p.tile_records * p.format.bytes + byte()),
         record_to_(S::kXBytes + part() * p.format.bytes + byte()),
-        activations_(p, table, first_tile * gpu_tile::kRows, first_token) {}
+        activations_(p, table, first_tile * gpu_tile::kRows, tokens) {}
 
   /// The next record, into the stage at `to`; nothing when there is none.
   __device__ void request(const Params& p, std::uint32_t to) {
@@ -286,8 +296,8 @@ __device__ __forceinline__ void multiply(float (&sums)[S::kTokenTiles][4], const
   for (int t = 0; t < S::kTokenTiles; ++t) mma<Act>(sums[t], a, b[t / 2][t % 2 * 2], b[t / 2][t % 2 * 2 + 1]);
 }
 
-/// kPatches: tokens are output pixels of a convolution.
-template <class S, class Act, Codes kCodes, bool kUsual, bool kPatches>
+/// kPatches: tokens are output pixels of a convolution. kExperts: rows of A have weights of their experts.
+template <class S, class Act, Codes kCodes, bool kUsual, bool kPatches, bool kExperts>
 __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   constexpr int kBits = gpu_tile::bits(kCodes);
@@ -301,8 +311,16 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
   const int first_of_group = index / (kRasterTokens * p.row_blocks) * kRasterTokens;
   const int width = min(kRasterTokens, p.token_blocks - first_of_group);
   const int in_group = index - first_of_group * p.row_blocks;
-  const int first_token = (first_of_group + in_group % width) * S::kTokens;
+  const int token_block = first_of_group + in_group % width;
   const int first_tile = in_group / width * S::kTiles;
+  Tokens tokens{token_block * S::kTokens, p.m, 0};
+  float scale2 = 1.0f;  // of the expert
+  if constexpr (kExperts) {
+    if (token_block >= *p.experts.count) return;
+    const ExpertTile tile = p.experts.tiles[token_block];
+    tokens = {tile.first, tile.first + tile.rows, tile.expert * p.experts.weight_pitch};
+    if (p.experts.scale2 != nullptr) scale2 = p.experts.scale2[tile.expert];
+  }
 
   // This lane's places in a stage.
   const int first_fragment = row_warp * S::kFragments;  // of the CTA's
@@ -329,7 +347,7 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
   };
 
   using Activations = std::conditional_t<kPatches, PatchCopier<S>, RowCopier<S>>;
-  Copier<S, kCodes, Activations> copier(p, base + p.stages * p.stage_bytes, first_tile, first_token);
+  Copier<S, kCodes, Activations> copier(p, base + p.stages * p.stage_bytes, first_tile, tokens);
 #pragma unroll 1
   for (int s = 0; s < p.stages; ++s) copier.request(p, base + s * p.stage_bytes);
   wait_for_all_but(p.stages - 1);
@@ -411,8 +429,8 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
   if (kPatches && p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
     const int pixels = p.patches.pixels();
 #pragma unroll 1
-    for (int token = lane; token < S::kTokens && first_token + token < p.m; token += 32) {
-      const int m = first_token + token;
+    for (int token = lane; token < S::kTokens && tokens.first + token < p.m; token += 32) {
+      const int m = tokens.first + token;
       const epilogue::Pixel pixel{m / pixels, m % pixels};
       const std::int64_t at = pixel.image * p.image_stride + pixel.pixel;
 #pragma unroll 1
@@ -426,9 +444,10 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
   const bool plain = p.epilogue.plain();
   for (int unit = warp; unit < S::kTokens * S::kTiles; unit += kWarps) {  // a token's 64 rows of a tile
     const int token = unit / S::kTiles, row = unit % S::kTiles * gpu_tile::kRows + 2 * lane;
-    const int m = first_token + token, n = first_tile * gpu_tile::kRows + row;
-    if (m >= p.m) break;
-    const float2 sum = *reinterpret_cast<const float2*>(all_sums + token * S::kSumPitch + row);
+    const int m = tokens.first + token, n = first_tile * gpu_tile::kRows + row;
+    if (m >= tokens.end) break;
+    float2 sum = *reinterpret_cast<const float2*>(all_sums + token * S::kSumPitch + row);
+    if constexpr (kExperts) sum = {__fmul_rn(sum.x, scale2), __fmul_rn(sum.y, scale2)};
     if (plain && n + 1 < p.n) {
       p.epilogue.store_plain(m, n, sum);
     } else {
@@ -449,25 +468,25 @@ struct Variant {
   Kernel integers[2][2][2];  // [usual][bf16][8 bits]
   Kernel floats[2][2];       // codes that are floats: [bf16][8 bits]
 };
-template <class S, bool kPatches>
+template <class S, bool kPatches, bool kExperts = false>
 constexpr Variant variant(int cycles) {
   return {S::kTokens,
           S::kTiles,
           S::kSumBytes,
           S::kCtas,
           cycles,
-          {{{&kLaunchable<gemm_sm80_kernel<S, __half, Codes::u4, false, kPatches>>,
-             &kLaunchable<gemm_sm80_kernel<S, __half, Codes::u8, false, kPatches>>},
-            {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u4, false, kPatches>>,
-             &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u8, false, kPatches>>}},
-           {{&kLaunchable<gemm_sm80_kernel<S, __half, Codes::u4, true, kPatches>>,
-             &kLaunchable<gemm_sm80_kernel<S, __half, Codes::u8, true, kPatches>>},
-            {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u4, true, kPatches>>,
-             &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u8, true, kPatches>>}}},
-          {{&kLaunchable<gemm_sm80_kernel<S, __half, Codes::e2m1, false, kPatches>>,
-            &kLaunchable<gemm_sm80_kernel<S, __half, Codes::e4m3, false, kPatches>>},
-           {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::e2m1, false, kPatches>>,
-            &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::e4m3, false, kPatches>>}}};
+          {{{&kLaunchable<gemm_sm80_kernel<S, __half, Codes::u4, false, kPatches, kExperts>>,
+             &kLaunchable<gemm_sm80_kernel<S, __half, Codes::u8, false, kPatches, kExperts>>},
+            {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u4, false, kPatches, kExperts>>,
+             &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u8, false, kPatches, kExperts>>}},
+           {{&kLaunchable<gemm_sm80_kernel<S, __half, Codes::u4, true, kPatches, kExperts>>,
+             &kLaunchable<gemm_sm80_kernel<S, __half, Codes::u8, true, kPatches, kExperts>>},
+            {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u4, true, kPatches, kExperts>>,
+             &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u8, true, kPatches, kExperts>>}}},
+          {{&kLaunchable<gemm_sm80_kernel<S, __half, Codes::e2m1, false, kPatches, kExperts>>,
+            &kLaunchable<gemm_sm80_kernel<S, __half, Codes::e4m3, false, kPatches, kExperts>>},
+           {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::e2m1, false, kPatches, kExperts>>,
+            &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::e4m3, false, kPatches, kExperts>>}}};
 }
 
 /// The number of stages that fit; 0 when fewer than kMinStages do.
@@ -478,6 +497,11 @@ int stages_in(int bytes, int stage) {
 
 /// Bytes of the table of a convolution, which follows the ring.
 int table_bytes(const Params& p, const Variant& v) { return p.patches.channels == 0 ? 0 : v.tokens * kCornerBytes; }
+
+/// The token blocks of the grid.
+std::int64_t token_blocks(const Params& p, const Variant& v) {
+  return p.experts.tiles != nullptr ? p.experts.most : (p.m + v.tokens - 1) / v.tokens;
+}
 
 /// Fills the parameters that follow from the weight and the epilogue.
 Params params(const DeviceWeight& weight, const epilogue::Element& epilogue, int m) {
@@ -506,13 +530,13 @@ cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, cuda
     if (p.patches.groups > 1 && p.patches.group_outputs % (v.tiles * gpu_tile::kRows) != 0)
       continue;  // a CTA's rows are of one group
     if (stages_in(most - table_bytes(p, v), stage_bytes(v.tokens, v.tiles, p.format.bytes)) == 0) continue;
-    const std::int64_t ctas = std::int64_t{(p.tiles + v.tiles - 1) / v.tiles} * ((p.m + v.tokens - 1) / v.tokens);
+    const std::int64_t ctas = std::int64_t{(p.tiles + v.tiles - 1) / v.tiles} * token_blocks(p, v);
     const std::int64_t cycles = (ctas + sms - 1) / sms * v.cycles;
     if (best == nullptr || cycles < best_cycles) best = &v, best_cycles = cycles, best_ctas = ctas;
   }
   if (best == nullptr || best_ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   p.row_blocks = (p.tiles + best->tiles - 1) / best->tiles;
-  p.token_blocks = (p.m + best->tokens - 1) / best->tokens;
+  p.token_blocks = static_cast<int>(token_blocks(p, *best));
   p.stage_bytes = stage_bytes(best->tokens, best->tiles, p.format.bytes);
   const int table = table_bytes(p, *best);
   p.stages = stages_in(most - table, p.stage_bytes);

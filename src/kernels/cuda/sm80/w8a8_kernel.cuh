@@ -15,7 +15,7 @@
 // Every sum is one warp's, in the order of the channels, whatever R and T are: a row's bits depend neither on M nor on the other rows.
 //
 // In a convolution (PatchCopier) tokens are output pixels. A thread copies 16 channels of a pixel of the image, or writes zeros, as in
-// gemm_kernel.cuh.
+// gemm_kernel.cuh. Of experts (kExperts) token blocks are tiles of their rows, as there, too.
 #pragma once
 
 #include <algorithm>
@@ -96,9 +96,10 @@ struct RowCopier {
   static constexpr bool kPatches = false;
   const Params& p;
   std::uint32_t base;
-  int first_token;
+  int first_token, end_token;
 
-  __device__ RowCopier(const Params& p, std::uint32_t base, int, int first_token) : p(p), base(base), first_token(first_token) {}
+  __device__ RowCopier(const Params& p, std::uint32_t base, int, int first_token, int end_token)
+      : p(p), base(base), first_token(first_token), end_token(end_token) {}
   __device__ void request(int record, int stage) const {
     const QuantizedActs& a = p.task.acts;
     const int thread = static_cast<int>(threadIdx.x), k = static_cast<int>(p.task.weight.geometry.k);
@@ -106,7 +107,7 @@ struct RowCopier {
     for (int i = 0; i < S::kTokens * kChunks / S::kThreads; ++i) {
       const int token = (thread + i * S::kThreads) / kChunks, chunk = (thread + i * S::kThreads) % kChunks;
       const int m = first_token + token, channel = record * kChannels + chunk * kChunk;
-      const int count = m < p.task.m ? min(max(k - channel, 0), kChunk) : 0;
+      const int count = m < end_token ? min(max(k - channel, 0), kChunk) : 0;
       const std::uint8_t* from = static_cast<const std::uint8_t*>(a.codes) + (count > 0 ? m * a.pitch + channel : 0);
       const std::uint32_t to = base + stage * S::kStageBytes + S::kWeightBytes + token * kChannels + (chunk ^ token % 8) * kChunk;
       if (p.vector_codes) {
@@ -129,7 +130,7 @@ class PatchCopier {
   static constexpr bool kPatches = true;
 
   /// All corners are in shared memory when it returns.
-  __device__ PatchCopier(const Params& p, std::uint32_t base, int group, int first_token)
+  __device__ PatchCopier(const Params& p, std::uint32_t base, int group, int first_token, int)
       : p_(p),
         at_(patch_channel(p.patches, chunk() * kChunk)),
         step_(patch_channel(p.patches, kChannels)),
@@ -166,7 +167,8 @@ class PatchCopier {
 
 // ---- the kernel
 
-template <class S, Mode kMode, class Activations>
+/// kExperts: rows of A have weights of their experts.
+template <class S, Mode kMode, class Activations, bool kExperts>
 struct Gemm {
   static constexpr bool kIntegers = kMode == Mode::integers;
   using Sum = std::conditional_t<kIntegers, std::int32_t, float>;
@@ -175,10 +177,18 @@ struct Gemm {
 
   const Params& p;
   std::uint32_t base;
-  int first_row, first_token;  // of the CTA
-  int group;                   // of its rows
+  int first_row;               // of the CTA
+  int first_token, end_token;  // of the CTA: rows of A and D
+  int group;                   // of its rows of the weight
+  int expert;                  // whose weight it is
   int warp_row, warp_token;    // of the warp, in the CTA
   int lane;
+
+  __device__ W8A8Weight weight() const {
+    W8A8Weight own = p.task.weight;
+    if constexpr (kExperts) own.bytes += expert * p.task.experts.weight_pitch;
+    return own;
+  }
 
   // ---- copies
 
@@ -189,7 +199,7 @@ struct Gemm {
     for (int i = 0; i < S::kRows * kChunks / S::kThreads; ++i) {
       const int at = (thread + i * S::kThreads) * kChunk, row = first_row + at / kChannels;
       if (row >= geo.padded_rows()) continue;  // these sums are never stored
-      const std::byte* from = p.task.weight.bytes + geo.record(row / gpu_w8::kRows, record);
+      const std::byte* from = weight().bytes + geo.record(row / gpu_w8::kRows, record);
       ptx::async_copy16(base + stage * S::kStageBytes + at, from + row % gpu_w8::kRows * kChannels + at % kChannels, kChunk);
     }
   }
@@ -246,14 +256,14 @@ struct Gemm {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int n = first_row + row_of(f, 2 * i);
-        row_scales[f][i] = n < task.weight.geometry.n ? weight_scale(task.weight, n, record) : 0.0f;
+        row_scales[f][i] = n < task.weight.geometry.n ? weight_scale(weight(), n, record) : 0.0f;
       }
 #pragma unroll
     for (int t = 0; t < S::kTiles; ++t)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int m = first_token + token_of(t, j);
-        const float s_a = m < task.m ? act_scale(task.acts, m, record) : 0.0f;
+        const float s_a = m < end_token ? act_scale(task.acts, m, record) : 0.0f;
 #pragma unroll
         for (int f = 0; f < S::kFragments; ++f)
 #pragma unroll
@@ -270,7 +280,7 @@ struct Gemm {
     const int records = p.task.weight.geometry.records();
 #pragma unroll 1
     for (int s = 0; s < S::kStages - 1 && s < records; ++s) request_weights(s, s);
-    Activations activations(p, base, group, first_token);
+    Activations activations(p, base, group, first_token, end_token);
     wait_for_predecessor();
 #pragma unroll 1
     for (int s = 0; s < S::kStages - 1; ++s) {
@@ -327,9 +337,11 @@ struct Gemm {
     ChannelTerms channels[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      if (i < rows) channels[i] = ChannelTerms(p.task, n + i);
+      if (i < rows) channels[i] = ChannelTerms(p.task, weight(), n + i);
+    const bool scales = kExperts && p.task.experts.scale2 != nullptr && !raw();
+    const float scale2 = scales ? p.task.experts.scale2[expert] : 1.0f;
 #pragma unroll 1
-    for (int token = static_cast<int>(threadIdx.x) / kEights; token < S::kTokens && first_token + token < p.task.m;
+    for (int token = static_cast<int>(threadIdx.x) / kEights; token < S::kTokens && first_token + token < end_token;
          token += S::kThreads / kEights) {
       const int m = first_token + token;
       const TokenTerms terms(p.task, m, sum_row(m));
@@ -339,6 +351,10 @@ struct Gemm {
       float v[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) v[i] = scaled_sum(terms, channels[i], raw(), sums[i]);
+      if (scales) {
+#pragma unroll
+        for (float& value : v) value = __fmul_rn(value, scale2);
+      }
       if (p.task.epilogue.glu_half != 0) {
 #pragma unroll
         for (int i = 0; i < 8; i += 4)
@@ -374,20 +390,30 @@ struct Gemm {
   }
 };
 
-template <class S, Mode kMode, template <class> class Activations>
+template <class S, Mode kMode, template <class> class Activations, bool kExperts = false>
 __global__ void __launch_bounds__(S::kThreads, 1) w8a8_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int first_row = static_cast<int>(blockIdx.x) / p.token_blocks * S::kRows;  // blocks that share weights run together
-  const Gemm<S, kMode, Activations<S>> gemm{.p = p,
-                                            .base = ptx::shared_address(shared),
-                                            .first_row = first_row,
-                                            .first_token = static_cast<int>(blockIdx.x) % p.token_blocks * S::kTokens,
-                                            .group = Activations<S>::kPatches ? first_row / p.patches.group_outputs : 0,
-                                            .warp_row = warp % S::kWarpsN * S::kFragments * kFragmentRows,
-                                            .warp_token = warp / S::kWarpsN * S::kTiles * kTileTokens,
-                                            .lane = static_cast<int>(threadIdx.x) % 32};
+  const int token_block = static_cast<int>(blockIdx.x) % p.token_blocks;
+  ExpertTile tile{0, token_block * S::kTokens, 0};
+  if constexpr (kExperts) {
+    // Tiles can be read before the wait: kernels from the one that writes them on let their successors start only then (steps/experts.cu).
+    if (token_block >= __ldcg(p.task.experts.count)) return wait_for_predecessor();
+    const int* const from = &p.task.experts.tiles[token_block].expert;
+    tile = {__ldcg(from), __ldcg(from + 1), __ldcg(from + 2)};
+  }
+  const Gemm<S, kMode, Activations<S>, kExperts> gemm{.p = p,
+                                                      .base = ptx::shared_address(shared),
+                                                      .first_row = first_row,
+                                                      .first_token = tile.first,
+                                                      .end_token = kExperts ? tile.first + tile.rows : p.task.m,
+                                                      .group = Activations<S>::kPatches ? first_row / p.patches.group_outputs : 0,
+                                                      .expert = tile.expert,
+                                                      .warp_row = warp % S::kWarpsN * S::kFragments * kFragmentRows,
+                                                      .warp_token = warp / S::kWarpsN * S::kTiles * kTileTokens,
+                                                      .lane = static_cast<int>(threadIdx.x) % 32};
   gemm.run();
 }
 

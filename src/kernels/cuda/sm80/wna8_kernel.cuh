@@ -8,7 +8,12 @@
 //   a record: 16-byte vectors of weights, 3 instructions for 8 of them │ 4 steps of T/8 products │ the fold, 3 instructions a sum
 //
 // Nothing is shared along K, and every T sums in the same order: a row's bits depend neither on M nor on the other rows.
+//
+// Of experts (kExperts, compiled separately) token blocks are tiles of their rows, as in gemm_kernel.cuh.
 #pragma once
+
+#include <algorithm>
+#include <limits>
 
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/mma.cuh"
@@ -43,63 +48,79 @@ struct Params {
   int tile_records;
   int token_blocks;
   int stage_bytes;
+  ExpertTiles experts;  // of rows of experts, whose tiles are the token blocks
 };
 
-constexpr int stage_bytes(int tokens, int fold_terms, int record_bytes) {
-  return (tokens * (kRowBytes + fold_terms) + record_bytes + 127) / 128 * 128;  // the swizzle's address bits are the address's
+/// token_terms: bytes of a token in a record.
+constexpr int stage_bytes(int tokens, bool experts, int token_terms, int record_bytes) {
+  const int bytes = tokens * kRowBytes + term_tokens(tokens, experts) * token_terms + record_bytes;
+  return (bytes + 127) / 128 * 128;  // the swizzle's address bits are the address's
 }
 
-template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms>
+/// kExperts: rows of A have weights of their experts.
+template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms, bool kExperts>
 struct Gemm {
   static constexpr int kFolds = kPath == ConstantsPath::any ? gpu_tile::kChannels / kStepChannels : 1;  // of a record
   static constexpr int kTiles = kTokens / 8;
   static constexpr bool kOffsets = kTerms == ActTerms::offsets, kSumsCodes = kOffsets || kTerms == ActTerms::zeros;
-  static constexpr int kTermBytes = token_term_bytes(kOffsets), kFoldTerms = kTokens * kTermBytes;  // of a token, of a fold
+  static constexpr int kTermBytes = token_term_bytes(kOffsets);  // of a token
+  static constexpr int kFoldTerms = term_tokens(kTokens, kExperts) * kTermBytes;
+  static_assert(!kExperts || !kOffsets);
   static constexpr int kTermsAt = kTokens * kRowBytes, kRecordAt = kTermsAt + kFolds * kFoldTerms;
 
   const Params& p;
   std::uint32_t base;
-  int tile, first_token, warp, lane;
+  int tile;                    // of rows of the weight
+  int first_token, end_token;  // rows of A and D
+  int expert;                  // whose weight it is
+  int warp, lane;
 
   __device__ std::uint32_t stage(int record) const { return base + record % kStages * p.stage_bytes; }
+  /// The first token of a stage's terms.
+  __device__ int first_term() const { return kExperts ? first_token & ~1 : first_token; }
 
   // ---- copies
 
   __device__ void request_weights(int record) const {
     if (record >= p.tile_records) return;
-    const std::uint8_t* const from = p.records + (std::int64_t{tile} * p.tile_records + record) * p.format.bytes;
+    const std::uint8_t* from = p.records + (std::int64_t{tile} * p.tile_records + record) * p.format.bytes;
+    if constexpr (kExperts) from += expert * p.experts.weight_pitch;
 #pragma unroll 1
     for (int at = static_cast<int>(threadIdx.x) * kChunk; at < p.format.bytes; at += kThreads * kChunk)
       ptx::async_copy16(stage(record) + kRecordAt + at, from + at, kChunk);
   }
-  /// Codes of tokens past M are 0.
+  /// Codes of tokens past the last are 0.
   __device__ void request_acts(int record) const {
     if (record >= p.tile_records) return;
     const std::uint32_t to = stage(record);
 #pragma unroll
     for (int i = static_cast<int>(threadIdx.x); i < kTokens * kChunks; i += kThreads) {
       const int token = i / kChunks, chunk = i % kChunks, m = first_token + token;
-      const std::uint8_t* from = p.codes + (m < p.m ? m * p.pitch + record * kRowBytes + chunk * kChunk : 0);
-      ptx::async_copy16(to + token * kRowBytes + (chunk ^ token % 8) * kChunk, from, m < p.m ? kChunk : 0);
+      const std::uint8_t* from = p.codes + (m < end_token ? m * p.pitch + record * kRowBytes + chunk * kChunk : 0);
+      ptx::async_copy16(to + token * kRowBytes + (chunk ^ token % 8) * kChunk, from, m < end_token ? kChunk : 0);
     }
     constexpr int kTermChunks = kFoldTerms / kChunk;  // of a fold
     for (int i = static_cast<int>(threadIdx.x); i < kFolds * kTermChunks; i += kThreads) {
       const std::int64_t fold = std::int64_t{record} * kFolds + i / kTermChunks;
-      const std::uint8_t* from = p.terms + (fold * p.term_pitch + first_token) * kTermBytes;
+      if (kExperts && i % kTermChunks * 2 >= end_token - first_term()) continue;  // pairs past the last: never stored
+      const std::uint8_t* from = p.terms + (fold * p.term_pitch + first_term()) * kTermBytes;
       ptx::async_copy16(to + kTermsAt + i * kChunk, from + i % kTermChunks * kChunk, kChunk);
     }
   }
 
   // ---- products
 
-  __device__ static __forceinline__ void fold(float* to, const std::int32_t* dot, std::uint32_t terms, const RowTerms& rows,
-                                              const std::int32_t (&sums)[2]) {
+  __device__ uint4 terms_of_two(std::uint32_t terms) const {
+    return kExperts ? load_terms_from(terms, first_token) : ptx::load_shared16(terms);
+  }
+  __device__ __forceinline__ void fold(float* to, const std::int32_t* dot, std::uint32_t terms, const RowTerms& rows,
+                                       const std::int32_t (&sums)[2]) const {
     if constexpr (kOffsets)
       add_fold_offsets<kPath>(to, dot, load_offset_terms<kPath>(terms), rows, sums);
     else if constexpr (kSumsCodes)
-      add_fold_zeros<kPath>(to, dot, ptx::load_shared16(terms), rows, sums);
+      add_fold_zeros<kPath>(to, dot, terms_of_two(terms), rows, sums);
     else
-      add_fold<kPath>(to, dot, ptx::load_shared16(terms), rows);
+      add_fold<kPath>(to, dot, terms_of_two(terms), rows);
   }
   __device__ __forceinline__ void add_record(float (&acc)[kTiles][4], int record) const {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels;
@@ -135,7 +156,7 @@ struct Gemm {
         if (kSumsCodes) share_sums(sums);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          fold(acc[t], dot[t], terms + (step * kTokens + t * 8) * kTermBytes, rows, sums);
+          fold(acc[t], dot[t], terms + step * kFoldTerms + t * 8 * kTermBytes, rows, sums);
 #pragma unroll
           for (int i = 0; i < 4; ++i) dot[t][i] = 0;
         }
@@ -181,8 +202,9 @@ struct Gemm {
         sums[(t * 8 + lane % 4 * 2 + i % 2) * kSumPitch + warp * gpu_tile::kFragmentRows + lane / 4 + i / 2 * 8] = acc[t][i];
     __syncthreads();
 #pragma unroll 1
-    for (int token = warp; token < kTokens && first_token + token < p.m; token += kWarps) {  // its 64 rows are a warp's
-      const float scale = p.token_scales == nullptr ? 1.0f : __ldcg(p.token_scales + first_token + token);
+    for (int token = warp; token < kTokens && first_token + token < end_token; token += kWarps) {  // its 64 rows are a warp's
+      float scale = p.token_scales == nullptr ? 1.0f : __ldcg(p.token_scales + first_token + token);
+      if (kExperts && p.experts.scale2 != nullptr) scale = __fmul_rn(scale, p.experts.scale2[expert]);
       const int row = 2 * lane;
       const float2 sum = *reinterpret_cast<const float2*>(sums + token * kSumPitch + row);
       p.epilogue.store_two(first_token + token, tile * gpu_tile::kRows + row, __fmul_rn(sum.x, scale), __fmul_rn(sum.y, scale),
@@ -191,18 +213,58 @@ struct Gemm {
   }
 };
 
-template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms>
+template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms, bool kExperts = false>
 __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
-  const int block = static_cast<int>(blockIdx.x);  // those that share weights run together
-  const Gemm<kBits, kPath, kTokens, kTerms> gemm{.p = p,
-                                                 .base = ptx::shared_address(shared),
-                                                 .tile = block / p.token_blocks,
-                                                 .first_token = block % p.token_blocks * kTokens,
-                                                 .warp = static_cast<int>(threadIdx.x) / 32,
-                                                 .lane = static_cast<int>(threadIdx.x) % 32};
+  const int block = static_cast<int>(blockIdx.x), token_block = block % p.token_blocks;  // those that share weights run together
+  ExpertTile rows{0, token_block * kTokens, 0};
+  if constexpr (kExperts) {
+    // Tiles can be read before the wait: kernels from the one that writes them on let their successors start only then (steps/experts.cu).
+    if (token_block >= __ldcg(p.experts.count)) return wait_for_predecessor();
+    const int* const from = &p.experts.tiles[token_block].expert;
+    rows = {__ldcg(from), __ldcg(from + 1), __ldcg(from + 2)};
+  }
+  const Gemm<kBits, kPath, kTokens, kTerms, kExperts> gemm{.p = p,
+                                                           .base = ptx::shared_address(shared),
+                                                           .tile = block / p.token_blocks,
+                                                           .first_token = rows.first,
+                                                           .end_token = kExperts ? rows.first + rows.rows : p.m,
+                                                           .expert = rows.expert,
+                                                           .warp = static_cast<int>(threadIdx.x) / 32,
+                                                           .lane = static_cast<int>(threadIdx.x) % 32};
   gemm.run();
+}
+
+// ---- launch
+
+using Kernel = const Launchable<Params>*;
+
+/// Launches `kernel` for `token_blocks` blocks of `tokens` tokens.
+cudaError_t launch(Kernel kernel, const Wna8Task& task, int tokens, int token_blocks, cudaStream_t stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  Params p{};
+  p.records = static_cast<const std::uint8_t*>(task.weight.records);
+  p.format = record_format(task.weight);
+  p.codes = static_cast<const std::uint8_t*>(task.codes);
+  p.pitch = task.pitch;
+  p.terms = static_cast<const std::uint8_t*>(task.terms);
+  p.term_pitch = task.term_pitch;
+  p.token_scales = task.token_scales;
+  p.epilogue = task.epilogue;
+  p.m = task.m;
+  p.n = static_cast<int>(geo.n);
+  p.k = static_cast<int>(geo.k);
+  p.tile_records = geo.records();
+  p.token_blocks = token_blocks;
+  p.experts = task.experts;
+  const int token_terms = gpu_tile::kChannels / task.fold * token_term_bytes(task.zero == ZeroKind::offset);
+  p.stage_bytes = stage_bytes(tokens, task.experts.tiles != nullptr, token_terms, p.format.bytes);
+  const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
+  const int smem = std::max(kStages * p.stage_bytes, tokens * kSumPitch * 4);
+  if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
+  if (const cudaError_t e = kernel->allow_all_shared()) return e;
+  return launch_dependent(kernel->kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(kThreads), smem, stream, p);
 }
 
 }  // namespace

@@ -200,9 +200,21 @@ double simt_cost_us(const Kernel&, const Problem& p) {
   return tiled_cost_us(p, gpu_w8::kRows, 32, 0.4, p.act_scheme.codes == DType::s8 ? 1.5e5 : 6e4);
 }
 
-double sm80_cost_us(const Kernel&, const Problem& p) {
+double sm80_cost_us(const Kernel& self, const Problem& p) {
   const double products = p.act_scheme.codes == DType::s8 ? 2.1e6 : 3e5;  // e4m3 is unpacked to f16
-  return p.m <= 16 ? tiled_cost_us(p, 32, 16, 0.7, products) : tiled_cost_us(p, 128, 128, 0.7, products);
+  if (p.experts != 0 && self.expert_rows == kSm80ExpertRows.many) return tiled_cost_us(p, 64, 64, 0.7, products);
+  return p.m <= 16 || p.experts != 0 ? tiled_cost_us(p, 32, 16, 0.7, products) : tiled_cost_us(p, 128, 128, 0.7, products);
+}
+
+Status accepts_few_of_experts(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_w8a8(self, p));
+  return accepts_experts_only(p);
+}
+
+Status run_sm80(const Kernel& self, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(const W8A8Task task, summed_task(args));
+  if (args.experts != nullptr) return launch_w8a8_sm80_experts(task, self.expert_rows, args.stream);
+  return launch_w8a8_sm80(task, args.stream);
 }
 
 Status accepts_sm90(const Kernel& self, const Problem& p) {
@@ -323,8 +335,17 @@ constexpr Kernel sm90_family(ActForm form) {
 constexpr Kernel sm80_row(ActForm form) {
   Kernel row = linear_row(Isa::sm80, form, form == ActForm::s8_rows ? Sums::integers : Sums::tensor_cores);
   row.summary = "8-bit codes on both sides: mma.sync, loads by cp.async";
+  row.expert_rows = kSm80ExpertRows.many;
   row.cost_us = sm80_cost_us;
-  row.run = run_w8a8<launch_w8a8_sm80>;
+  row.run = run_sm80;
+  return row;
+}
+
+constexpr Kernel sm80_few_row(ActForm form) {
+  Kernel row = sm80_row(form);
+  row.tile.m = row.expert_rows = kSm80ExpertRows.few;
+  row.summary = "8-bit codes on both sides, few rows of each expert: mma.sync, loads by cp.async";
+  row.accepts = accepts_few_of_experts;
   return row;
 }
 
@@ -346,7 +367,7 @@ std::span<const Kernel> w8a8_kernels() {
     for (const ActForm form : kForms) append(rows, sm90_family(form), kTiles, kSm90Summaries);
     for (Kernel& row : rows)
       if (row.variant == "wgmma" && (row.tile.m == 16 || row.tile.m == 64 || row.tile.m == 128)) row.expert_rows = row.tile.m;
-    for (const ActForm form : kForms) rows.push_back(sm80_row(form));
+    for (const ActForm form : kForms) rows.insert(rows.end(), {sm80_few_row(form), sm80_row(form)});
     for (const ActForm form : kForms) rows.push_back(simt_row(form));
     rows.push_back(prepare_row(ActForm::s8_rows, "quantizes activations to int8 per token, tensor or group"));
     rows.push_back(prepare_row(ActForm::e4m3_rows, "quantizes activations to FP8 per token, tensor or group"));

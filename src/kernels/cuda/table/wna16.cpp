@@ -110,7 +110,8 @@ Status accepts_tensor_core(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_decoded_codes(p));
   NIBBLE_RETURN_IF_ERROR(accepts_slots(p, self.variant == "gemm" || p.scheme.codes == DType::e4m3 ? 32 : 16));
   const int needed = sm80_least_shared(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).record_bytes());
-  if (const std::int64_t most = gpu_of(p).shared_bytes_per_block; self.isa == Isa::sm80 && needed > most)
+  const bool decodes = self.isa == Isa::sm80 && p.experts == 0;  // of the GEMM two stages fit into the 99 KiB of every GPU
+  if (const std::int64_t most = gpu_of(p).shared_bytes_per_block; decodes && needed > most)
     return error(StatusCode::unsupported, "needs {} bytes of shared memory, this GPU has {}", needed, most);
   return {};
 }
@@ -178,6 +179,18 @@ double decode_row_cost_us(const Kernel& self, const Problem& p) {
 double wgmma_cost_us(const Kernel& self, const Problem& p) { return gemm_sm90_cost_us(self.tile, gpu_of(p), p); }
 
 double gemm_sm80_row_cost_us(const Kernel&, const Problem& p) { return gemm_sm80_cost_us(gpu_of(p), p); }
+
+Status run_gemm_sm80(const Kernel& self, const StepArgs& args) {
+  if (args.experts != nullptr) return launch_gemm_sm80_experts(linear_task(args), self.expert_rows, args.stream);
+  return launch_gemm_sm80(linear_task(args), args.stream);
+}
+
+Status accepts_few_of_experts(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_tensor_core(self, p));
+  return accepts_experts_only(p);
+}
+
+double few_of_experts_cost_us(const Kernel& self, const Problem& p) { return gemm_sm80_few_cost_us(self.tile, gpu_of(p), p); }
 
 std::size_t wgmma_workspace(const Kernel& self, const Problem& p) {
   const auto rows = static_cast<std::size_t>(gathered_rows(p.m, p.k, p.permutes_k || p.prescales_k));
@@ -272,8 +285,19 @@ constexpr Kernel gemm_sm80_row(std::string_view act) {
   row.rounds_weights = row.rounds_scales = row.rounds_prescaled = true;
   row.sums = Sums::tensor_cores;
   row.accepts = accepts_tensor_core;
+  row.expert_rows = kSm80ExpertRows.many;
   row.cost_us = gemm_sm80_row_cost_us;
-  row.run = run_linear<launch_gemm_sm80>;
+  row.run = run_gemm_sm80;
+  return row;
+}
+
+constexpr Kernel gemm_sm80_few_row(std::string_view act) {
+  Kernel row = gemm_sm80_row(act);
+  row.tile = {kSm80ExpertRows.few, gpu_tile::kRows, gpu_tile::kChannels};
+  row.summary = "16-bit activations, few rows of each expert: mma.sync, weights decoded in registers, loads by cp.async";
+  row.expert_rows = kSm80ExpertRows.few;
+  row.accepts = accepts_few_of_experts;
+  row.cost_us = few_of_experts_cost_us;
   return row;
 }
 
@@ -327,7 +351,7 @@ std::span<const Kernel> wna16_kernels() {
     for (const std::string_view act : kActs) append(rows, wgmma_family(act), kTiles, kWgmmaSummaries);
     for (Kernel& row : rows)
       if (row.variant == "wgmma" && row.tile.m <= 128) row.expert_rows = row.tile.m;
-    for (const std::string_view act : kActs) rows.push_back(gemm_sm80_row(act));
+    for (const std::string_view act : kActs) rows.insert(rows.end(), {gemm_sm80_few_row(act), gemm_sm80_row(act)});
     for (const std::string_view act : kActs) rows.push_back(dense_row(act));
     rows.insert(rows.end(), {simt_row(), dequantize_row()});
     return rows;
@@ -345,6 +369,10 @@ bool has_whole_records(const Problem& p) {
 }
 
 }  // namespace
+
+Status accepts_experts_only(const Problem& p) {
+  return p.experts != 0 ? Status() : error(StatusCode::unsupported, "multiplies rows of experts, not by one weight");
+}
 
 Status accepts_slots(const Problem& p, int shortest) {
   if (gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).span >= shortest) return {};
@@ -444,8 +472,6 @@ WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Pro
 }
 
 double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p) {
-  constexpr double kDistributeUs =
-      3.0;  // reading the list of tiles and sharing them out, which a layer's launch need not; of an H200
   return wgmma_cost_us(gemm_sm90_features(tile, gpu, p), gpu) + (p.experts == 0 ? 0 : kDistributeUs);
 }
 
@@ -454,6 +480,15 @@ double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
   const double tiles = std::ceil(static_cast<double>(p.m) / 64) * std::ceil(static_cast<double>(p.n) / 256);
   const double record_us = has_whole_records(p) ? 1.1 : 2.6;
   const double compute = std::ceil(tiles / sms) * std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels) * record_us;
+  return 6.0 + std::max(tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7, compute);
+}
+
+/// Of tiles of 64 rows × 16 tokens, of which an SM runs several at a time. Not measured: as the matrix instructions and loads of
+/// sm80/gemm_experts.cu compare with those of 256 × 64.
+double gemm_sm80_few_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p) {
+  const double tiles = std::ceil(static_cast<double>(p.m) / tile.m) * std::ceil(static_cast<double>(p.n) / tile.n);
+  const double record_us = has_whole_records(p) ? 0.17 : 0.4, records = std::ceil(static_cast<double>(p.k) / tile.k);
+  const double compute = std::max(1.0, tiles / std::max(1, gpu.sms)) * records * record_us;
   return 6.0 + std::max(tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7, compute);
 }
 

@@ -20,6 +20,8 @@ inline std::size_t with_parts(std::size_t bytes, const Kernel& self, int groups,
 /// The end of that workspace.
 inline void* end_of(std::span<std::byte> scratch) { return scratch.data() + scratch.size(); }
 
+/// Refuses all but grouped products.
+Status accepts_experts_only(const Problem& p);
 /// Refuses weights whose scales change within `shortest` channels.
 Status accepts_slots(const Problem& p, int shortest);
 /// Refuses codes that no kernel decodes in registers.
@@ -28,6 +30,8 @@ Status accepts_decoded_codes(const Problem& p);
 Status accepts_wgmma_weight(const Problem& p);
 
 constexpr double kLaunchUs = 1.5;  // the cost of a launch among others in a stream or graph
+/// Reading the list of tiles of experts and sharing them out, which a layer's launch of wgmma kernels need not; of an H200.
+constexpr double kDistributeUs = 3.0;
 
 /// Predicted microseconds of the kernel without tensor cores, and of those for few tokens: of sm_80, of sm_90 with so many a launch.
 double simt_cost_us(const GpuInfo& gpu, const Problem& problem);
@@ -39,6 +43,8 @@ WgmmaFamily wna16_family(const Problem& problem);
 WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& problem);
+/// The same of its tile for few rows of an expert.
+double gemm_sm80_few_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 /// The algorithms of cuBLASLt for it, of a W that lies as it is multiplied (in_place) or is dequantized first.
 Result<std::shared_ptr<const void>> configure_product(const Problem& p, bool in_place);
 /// Predicted microseconds of cuBLASLt, and of the epilogue after it, where W is of the activations' type.

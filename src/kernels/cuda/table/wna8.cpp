@@ -56,8 +56,13 @@ bool has_offsets(const ActScheme& act) { return act.zero == ZeroKind::offset; }
 /// Whether a token's scale is left out of its terms.
 bool has_token_scales(const ActScheme& act) { return act.group.k == 0 && !has_offsets(act); }
 
-Wna8Map map_of(const ActScheme& act, const WeightScheme& weight, std::int64_t m, std::int64_t k) {
-  return wna8_map(online_fold(act, weight), act.zero, m, k);
+Wna8Map map_of(const ActScheme& act, const WeightScheme& weight, std::int64_t m, std::int64_t k, bool experts) {
+  return wna8_map(online_fold(act, weight), act.zero, m, k, experts);
+}
+/// Of a step.
+Wna8Map map_of(const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  return map_of(args.act_scheme, w.scheme, args.a.dim(0), w.k, args.experts != nullptr);
 }
 
 // ---- prepare
@@ -76,11 +81,13 @@ double prepare_cost_us(const Kernel&, const Problem& p) {
   return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
 }
 
-std::size_t prepare_workspace(const Kernel&, const Problem& p) { return map_of(p.act_scheme, p.scheme, p.m, p.k).bytes; }
+std::size_t prepare_workspace(const Kernel&, const Problem& p) {
+  return map_of(p.act_scheme, p.scheme, p.m, p.k, p.experts != 0).bytes;
+}
 
 Status run_prepare(const Kernel& self, const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
-  const Wna8Map map = map_of(args.act_scheme, w.scheme, args.a.dim(0), w.k);
+  const Wna8Map map = map_of(args);
   QuantizeTask task = quantize_task(args);
   task.codes = args.prepared;
   task.pitch = map.pitch;
@@ -96,6 +103,15 @@ Status run_prepare(const Kernel& self, const StepArgs& args) {
 
 // ---- linear
 
+/// The weights and activations of experts for which there are kernels.
+Status accepts_experts(const Problem& p) {
+  if (gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).bits != 4)
+    return error(StatusCode::unsupported, "multiplies weights of experts of up to 4 bits, not {}", name(p.scheme.codes));
+  if (p.act_scheme.zero != ZeroKind::none)
+    return error(StatusCode::unsupported, "multiplies rows of experts whose codes have neither zero points nor offsets");
+  return {};
+}
+
 Status accepts_linear(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   NIBBLE_RETURN_IF_ERROR(accepts_acts(p));
@@ -105,12 +121,17 @@ Status accepts_linear(const Kernel& self, const Problem& p) {
     return error(StatusCode::unsupported, "makes codes without zero points and offsets");
   if (self.quantizes && p.k > kMostDecodeChannels)
     return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostDecodeChannels);
-  return {};
+  return p.experts == 0 ? Status() : accepts_experts(p);
+}
+
+Status accepts_few_of_experts(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_linear(self, p));
+  return accepts_experts_only(p);
 }
 
 Wna8Task wna8_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
-  const Wna8Map map = map_of(args.act_scheme, w.scheme, args.a.dim(0), w.k);
+  const Wna8Map map = map_of(args);
   return {
       .weight = device_weight(w),
       .m = static_cast<int>(args.a.dim(0)),
@@ -123,10 +144,14 @@ Wna8Task wna8_task(const StepArgs& args) {
       .token_scales = has_token_scales(args.act_scheme) ? reinterpret_cast<const float*>(args.prepared + map.scales) : nullptr,
       .scratch_end = end_of(args.scratch),
       .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f)),
-      .next = next_weight(args.operands.next)};
+      .next = next_weight(args.operands.next),
+      .experts = args.experts == nullptr ? ExpertTiles{} : *args.experts};
 }
 
-Status run_sm80(const Kernel&, const StepArgs& args) { return launch_wna8_sm80(wna8_task(args), args.stream); }
+Status run_sm80(const Kernel& self, const StepArgs& args) {
+  if (args.experts != nullptr) return launch_wna8_sm80_experts(wna8_task(args), self.expert_rows, args.stream);
+  return launch_wna8_sm80(wna8_task(args), args.stream);
+}
 
 Status run_sm90(const Kernel& self, const StepArgs& args) {
   const int depth = gemm_groups(self.tile.m) * gpu_tile::kRows / self.tile.n;
@@ -151,9 +176,13 @@ Status run_decode(const Kernel&, const StepArgs& args) {
   return launch_wna8_decode_sm90(task, *static_cast<const DecodeConfig*>(args.config), args.stream);
 }
 
-double sm80_cost_us(const Kernel&, const Problem& p) { return wna8_sm80_cost_us(gpu_of(p), p); }
+double sm80_cost_us(const Kernel& self, const Problem& p) {
+  return p.experts == 0 ? wna8_sm80_cost_us(gpu_of(p), p) : wna8_sm80_cost_us(gpu_of(p), p, self.expert_rows);
+}
 
-double sm90_cost_us(const Kernel& self, const Problem& p) { return wna8_sm90_cost_us(self.tile, gpu_of(p), p, wna8_family(p)); }
+double sm90_cost_us(const Kernel& self, const Problem& p) {
+  return wna8_sm90_cost_us(self.tile, gpu_of(p), p, wna8_family(p));
+}
 
 double decode_row_cost_us(const Kernel& self, const Problem& p) { return wna8_decode_cost_us(self.tile.m, gpu_of(p), p); }
 
@@ -229,8 +258,17 @@ constexpr Kernel sm80_row() {
   Kernel row = linear_row(Isa::sm80);
   row.tile = {0, gpu_tile::kRows, gpu_tile::kChannels};
   row.summary = "int8 activations per token or block: mma.sync, loads by cp.async";
+  row.expert_rows = kSm80ExpertRows.many;
   row.cost_us = sm80_cost_us;
   row.run = run_sm80;
+  return row;
+}
+
+constexpr Kernel sm80_few_row() {
+  Kernel row = sm80_row();
+  row.tile.m = row.expert_rows = kSm80ExpertRows.few;
+  row.summary = "int8 activations per token or block, few rows of each expert: mma.sync, loads by cp.async";
+  row.accepts = accepts_few_of_experts;
   return row;
 }
 
@@ -264,7 +302,7 @@ std::span<const Kernel> wna8_kernels() {
   static const std::vector<Kernel> kRows = [] {
     std::vector<Kernel> rows{decode_row(1), decode_row(8)};
     append(rows, sm90_family(), kTiles, kSm90Summaries);
-    rows.insert(rows.end(), {sm80_row(), kPrepareRow, norm_row()});
+    rows.insert(rows.end(), {sm80_few_row(), sm80_row(), kPrepareRow, norm_row()});
     return rows;
   }();
   return kRows;
@@ -282,14 +320,14 @@ double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p,
 
 /// A CTA multiplies 64 rows × 16 or 64 tokens over all of K. The time of a record, for a CTA alone on an SM and for CTAs that share one,
 /// was measured on an H200.
-double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
+double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& p) { return wna8_sm80_cost_us(gpu, p, p.m <= 16 ? 16 : 64); }
+double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& p, int tokens) {
   struct Record {
     double alone_us, shared_us;
   };
-  const bool whole = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels, few = p.m <= 16;
+  const bool whole = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels, few = tokens == 16;
   const Record record = whole ? few ? Record{0.75, 0.24} : Record{1.35, 0.72} : few ? Record{2.2, 0.68} : Record{3.0, 1.15};
-  const double tiles =
-      std::ceil(static_cast<double>(p.n) / gpu_tile::kRows) * std::ceil(static_cast<double>(p.m) / (few ? 16 : 64));
+  const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows) * std::ceil(static_cast<double>(p.m) / tokens);
   const double records = std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels);
   return kLaunchUs + 4.5 +
          std::max(tile_moved_us(gpu, p, 8) / 0.7,

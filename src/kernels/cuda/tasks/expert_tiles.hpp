@@ -27,4 +27,10 @@ struct ExpertTiles {
   std::int64_t bias_pitch = 0;              // bytes between biases of experts. For the last step
 };
 
+/// Rows of a tile of experts, of sm_80's kernels: those for many rows an expert, and for few.
+struct ExpertRows {
+  int few, many;
+};
+constexpr ExpertRows kSm80ExpertRows{.few = 16, .many = 64};
+
 }  // namespace nibble::cuda

@@ -10,6 +10,8 @@ namespace nibble::cuda {
 
 /// For devices without wgmma. A row's bits depend neither on M nor on the other rows.
 cudaError_t linear_gemm_sm80(const LinearTask& task, cudaStream_t stream);
+/// The same of rows of experts, in tiles of up to `rows`: one of kSm80ExpertRows.
+cudaError_t linear_gemm_sm80_experts(const LinearTask& task, int rows, cudaStream_t stream);
 
 /// The configuration of a row of the kernel table for sm_90: plain values.
 struct GemmConfig {

@@ -11,6 +11,8 @@ namespace nibble::cuda {
 cudaError_t linear_w8a8_simt(const W8A8Task& task, cudaStream_t stream);
 /// The same with the matrix instructions of compute capability 8.0 and later.
 cudaError_t linear_w8a8_sm80(const W8A8Task& task, cudaStream_t stream);
+/// The same of rows of experts, in tiles of up to `rows`: one of kSm80ExpertRows.
+cudaError_t linear_w8a8_sm80_experts(const W8A8Task& task, int rows, cudaStream_t stream);
 
 /// The configuration of a row of the kernel table for sm_90: plain values.
 struct W8A8Config {

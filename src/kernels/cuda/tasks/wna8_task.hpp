@@ -19,6 +19,10 @@ NIBBLE_HOST_DEVICE constexpr std::int32_t term_zero(std::uint32_t term) { return
 /// Bytes of a token's terms of a fold: two floats, with float offsets three.
 NIBBLE_HOST_DEVICE constexpr int token_term_bytes(bool offsets) { return offsets ? 12 : 8; }
 
+/// The tokens whose terms a CTA of so many tokens reads. Terms lie in pairs of tokens: with the rows of an expert, which begin at any row,
+/// come the other ones of their first and last pair.
+NIBBLE_HOST_DEVICE constexpr int term_tokens(int tokens, bool experts) { return experts ? tokens + 2 : tokens; }
+
 struct Wna8Task {
   DeviceWeight weight;
   int m = 0;
@@ -32,6 +36,7 @@ struct Wna8Task {
   void* scratch_end = nullptr;          // memory for stream-K ends here (stream_k.hpp)
   epilogue::Element epilogue;
   NextWeight next;
+  ExpertTiles experts;  // of a grouped product, whose weight is the first expert's; without tiles: of one weight
 };
 
 /// The same for the decode kernel, which quantizes by itself: it does not use acts.codes, scales, zeros, sums and terms.
@@ -49,12 +54,13 @@ struct Wna8Map {
   std::int64_t pitch = 0, folds = 0, term_pitch = 0;
   std::size_t terms = 0, scales = 0, bytes = 0;
 };
-constexpr Wna8Map wna8_map(int fold, ZeroKind zero, std::int64_t m, std::int64_t k) {
+constexpr Wna8Map wna8_map(int fold, ZeroKind zero, std::int64_t m, std::int64_t k, bool experts = false) {
+  constexpr int kMostTokens = 128;  // of a pass, which reads the terms of all of them; that of an expert's rows from any pair on
   const auto round_up = [](std::int64_t count, std::int64_t to) { return (count + to - 1) / to * to; };
   Wna8Map map;
   map.pitch = round_up(k, gpu_tile::kChannels);
   map.folds = map.pitch / fold;
-  map.term_pitch = round_up(m, 128);  // a pass reads the terms of all its tokens
+  map.term_pitch = round_up(experts ? m + term_tokens(kMostTokens, true) : m, kMostTokens);
   map.terms = static_cast<std::size_t>(round_up(m * map.pitch, 256));
   map.scales = map.terms + static_cast<std::size_t>(token_term_bytes(zero == ZeroKind::offset) * map.folds * map.term_pitch);
   map.bytes = map.scales + 4 * static_cast<std::size_t>(map.term_pitch);

@@ -69,6 +69,13 @@ __device__ __forceinline__ void add_fold(float* to, const std::int32_t* dot, con
   }
 }
 
+/// The terms of two neighbouring tokens of which the first may be the second of a pair: rows of an expert begin at any `first`. `at`: the pair
+/// that has it.
+__device__ __forceinline__ uint4 load_terms_from(std::uint32_t at, int first) {
+  const std::uint32_t low = at + first % 2 * 4, high = low + (first % 2 == 0 ? 4 : 12);
+  return {ptx::load_shared4(low), ptx::load_shared4(high), ptx::load_shared4(low + 8), ptx::load_shared4(high + 8)};
+}
+
 // ---- activations with zero points:  Σ (a − z)·u = Σ a·u − z·Σ u
 // with offsets:                         Σ (s·a + o)·u = s·Σ a·u + o·Σ u
 

@@ -14,6 +14,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }
 }  // namespace nibble::cuda
 
+#include "kernels/cuda/sm90/gemm/gemm_experts_s8.cu"
 #include "kernels/cuda/sm90/gemm/gemm_patches_s8.cu"
 #include "kernels/cuda/sm90/gemm/gemm_s8.cu"
 #include "kernels/cuda/sm90/gemm/gemm_s8_offsets.cu"
@@ -79,6 +80,39 @@ constexpr Case kCases[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(Wna8, EmulatedWna8, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
+
+// ---- rows of experts
+
+class EmulatedWna8Experts : public testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedWna8Experts, GiveTheSumsOfTheirRows) {
+  const Case& c = GetParam();
+  emulator::use_shared_memory(shared);
+  const emulator::Wna8Layer layer(c, true);
+  emulator::expect_sums_of_experts(layer, c.tokens, [&](const Wna8Task& task) {
+    return linear_wna8_sm90(task, {.tokens = c.tokens, .split = c.split, .depth = c.depth}, nullptr);
+  });
+}
+
+constexpr Case kExpertCases[] = {
+    {{4, 128, false, false, true, 37, 72, 1936}, 16, 2, 1},    {{4, 128, true, false, false, 130, 136, 640}, 64, 1, 1},
+    {{4, 32, false, false, false, 40, 264, 416}, 16, 1, 1},    {{4, 64, true, false, true, 150, 100, 400}, 64, 1, 1},
+    {{4, 128, false, false, false, 170, 200, 896}, 128, 1, 1}, {{4, 128, true, false, true, 201, 72, 1040}, 128, 1, 1},
+    {{4, 96, true, false, true, 140, 72, 700}, 128, 1, 1},     {{4, 128, false, false, true, 1, 72, 530}, 16, 4, 1},
+};
+INSTANTIATE_TEST_SUITE_P(Wna8, EmulatedWna8Experts, testing::ValuesIn(kExpertCases),
+                         [](const auto& info) { return name(info.param); });
+
+TEST(EmulatedWna8Experts, ShareNoRecordsAndHaveNoZeroPoints) {
+  const emulator::Wna8Layer layer({4, 128, false, false, true, 4, 72, 256}, true);
+  Wna8Task task = layer.task();
+  const ExpertTile tile{};
+  task.experts.tiles = &tile;
+  EXPECT_EQ(linear_wna8_sm90(task, {.tokens = 16, .split = 2, .depth = 1}, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(linear_wna8_sm90(task, {.tokens = 32, .split = 1, .depth = 1}, nullptr), cudaErrorInvalidValue);  // no such kernel
+  task.zero = ZeroKind::integer;
+  EXPECT_EQ(linear_wna8_sm90(task, {.tokens = 16, .split = 1, .depth = 1}, nullptr), cudaErrorInvalidValue);
+}
 
 TEST(EmulatedWna8, MultipliesFloatsAsThreeBytes) {
   struct Layer {

@@ -144,6 +144,8 @@ TEST(ExpertChoice, OfAnA100IsOfTensorCoresInTilesOfFewAndOfManyRows) {
 TEST(ExpertChoice, OfHopperIsOfItsOwnKernels) {
   for (const std::string_view gpu : described_gpus())
     for (const auto& [scheme, layout] : {std::pair{"u4b8g128", "gpu_n64k128"},
+                                         {"s8r_u4b8g128", "gpu_n64k128"},
+                                         {"s8g32_u4b8g32", "gpu_n64k128"},
                                          {"s8r_s8c", "gpu_w8n64k128"},
                                          {"e4m3g128_e4m3b128x128", "gpu_w8n64k128"}})
       for (const std::string& kernel : chosen_for_experts(*described_gpu(gpu), scheme, layout))

@@ -181,7 +181,7 @@ double sm80_cost_us(const Kernel& self, const Problem& p) {
 }
 
 double sm90_cost_us(const Kernel& self, const Problem& p) {
-  return wna8_sm90_cost_us(self.tile, gpu_of(p), p, wna8_family(p));
+  return wna8_sm90_cost_us(self.tile, gpu_of(p), p, wna8_family(p)) + (p.experts == 0 ? 0 : kDistributeUs);
 }
 
 double decode_row_cost_us(const Kernel& self, const Problem& p) { return wna8_decode_cost_us(self.tile.m, gpu_of(p), p); }
@@ -302,6 +302,8 @@ std::span<const Kernel> wna8_kernels() {
   static const std::vector<Kernel> kRows = [] {
     std::vector<Kernel> rows{decode_row(1), decode_row(8)};
     append(rows, sm90_family(), kTiles, kSm90Summaries);
+    for (Kernel& row : rows)
+      if (row.variant == "wgmma" && row.tile.m != 32) row.expert_rows = row.tile.m;
     rows.insert(rows.end(), {sm80_few_row(), sm80_row(), kPrepareRow, norm_row()});
     return rows;
   }();

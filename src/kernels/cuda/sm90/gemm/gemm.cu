@@ -226,8 +226,11 @@ cudaError_t linear_wna8_sm90(const Wna8Task& task, const GemmConfig& config, cud
   const gpu_tile::Geometry& geo = task.weight.geometry;
   GemmParams p = params(task, task.m, config);
   p.next = task.next;
-  const bool offsets = task.zero == ZeroKind::offset;
-  const auto kernel_of = offsets                          ? gemm_sm90_s8_offsets
+  p.experts = task.experts;
+  const bool offsets = task.zero == ZeroKind::offset, experts = p.experts.tiles != nullptr;
+  if (experts && (config.split != 1 || task.zero != ZeroKind::none)) return cudaErrorInvalidValue;
+  const auto kernel_of = experts                          ? gemm_sm90_experts_s8
+                         : offsets                        ? gemm_sm90_s8_offsets
                          : task.zero == ZeroKind::integer ? gemm_sm90_s8_zeros
                          : task.token_scales != nullptr   ? gemm_sm90_s8_plain
                                                           : gemm_sm90_s8;
@@ -238,8 +241,9 @@ cudaError_t linear_wna8_sm90(const Wna8Task& task, const GemmConfig& config, cud
   p.token_scales = task.token_scales;
   if (!describe_token_tiles(p, DType::s8, task.codes, task.pitch, task.m, task.pitch, config.tokens))
     return cudaErrorInvalidValue;
-  return launch(kernel, p, {.tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold, .offsets = offsets},
-                task.scratch_end, stream);
+  const GemmShape shape{
+      .tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold, .offsets = offsets, .experts = experts};
+  return launch(kernel, p, shape, task.scratch_end, stream);
 }
 
 }  // namespace nibble::cuda

@@ -23,6 +23,7 @@ struct GemmShape {
   int folds = 0;       // of a record of codes
   bool patches = false;
   bool offsets = false;  // of activations that are codes
+  bool experts = false;  // rows of A are of experts
 
   NIBBLE_HOST_DEVICE constexpr int groups() const { return gemm_groups(tokens); }
   /// The multiplying warpgroups and the producers': registers are reallocated per warpgroup.
@@ -30,7 +31,7 @@ struct GemmShape {
   /// Bytes of a record's activations, and of their terms.
   NIBBLE_HOST_DEVICE constexpr int act_bytes() const { return tokens * gpu_tile::kChannels * (codes ? 1 : 2); }
   NIBBLE_HOST_DEVICE constexpr int term_bytes() const {
-    return tokens * (patches && folds == 1 ? 16 : folds * token_term_bytes(offsets));
+    return term_tokens(tokens, experts) * (patches && folds == 1 ? 16 : folds * token_term_bytes(offsets));
   }
 };
 
@@ -106,6 +107,8 @@ GemmKernel gemm_sm90_s8_plain(int tokens, const RecordFormat& format, int bits, 
 GemmKernel gemm_sm90_s8_zeros(int tokens, const RecordFormat& format, int bits, int fold);
 /// The same with float offsets.
 GemmKernel gemm_sm90_s8_offsets(int tokens, const RecordFormat& format, int bits, int fold);
+/// The kernel for rows of experts, of s8 codes: 16, 64 or 128 tokens; null when there is none.
+GemmKernel gemm_sm90_experts_s8(int tokens, const RecordFormat& format, int bits, int fold);
 /// Those with a scale, and with zero points, for patches: 64 tokens.
 GemmKernel gemm_sm90_patches_s8(int tokens, const RecordFormat& format, int bits, int fold, bool zero_points);
 

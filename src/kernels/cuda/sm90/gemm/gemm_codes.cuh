@@ -54,6 +54,7 @@ struct CodeProducts : GemmStages<T> {
     const std::uint32_t first_operand = wgmma_operand_low(act(0) + k_index() * T::kActBytes),
                         stage_operand = depth() * (T::kActBytes / 16);
     const std::uint32_t lane_terms = k_index() * T::kTermBytes + lane % 4 * 2 * kTermPitch;  // two tokens'
+    const int first_token = first_of_pair(pass);
 
     int r = k_index(), index = 0;  // of the next fold
     const auto fetch = [&](Fold& fold, Bytes& bytes) {
@@ -107,7 +108,7 @@ struct CodeProducts : GemmStages<T> {
         read = bits(rows.scale[0]) | bits(rows.scale[1]);
         if (kPath != ConstantsPath::fixed_zeros) read |= bits(rows.shift[0]) | bits(rows.shift[1]);
       }
-      const int in_record = kPatches ? fold.index / 2 * kTokens * 16 + fold.index % 2 * 8 : fold.index * kTokens * kTermPitch;
+      const int in_record = kPatches ? fold.index / 2 * kTokens * 16 + fold.index % 2 * 8 : fold.index * T::kFoldBytes;
       const std::uint32_t at = terms(fold.stage) + lane_terms + in_record + part * kPartTokens * kTermPitch;
 #pragma unroll
       for (int j = 0; j < kPartTokens / kUnitTokens; ++j) {
@@ -118,10 +119,10 @@ struct CodeProducts : GemmStages<T> {
           read |= of_tokens.scales.x | of_tokens.offsets.x | of_tokens.sums.x;
           add_fold_offsets<kPath>(to, dot + 4 * j, of_tokens, rows, fold.sums);
         } else {
-          const uint4 of_tokens = token_terms(from);
+          const uint4 of_tokens = token_terms(from, first_token);
           constexpr bool kPlain = T::kTerms == ActTerms::plain;  // scales are 1, and not used
           read |= kPlain ? of_tokens.z : of_tokens.x;
-          if (kPatches) read |= kPlain ? of_tokens.w : of_tokens.y;
+          if (kPatches || T::kExperts) read |= kPlain ? of_tokens.w : of_tokens.y;
           if constexpr (kSumsCodes)
             add_fold_zeros<kPath>(to, dot + 4 * j, of_tokens, rows, fold.sums);
           else
@@ -154,6 +155,7 @@ struct CodeProducts : GemmStages<T> {
   }
   /// Applies per-token scales that the group sums leave out. Entries past M are never stored.
   __device__ void scale(const Pass& pass, Sums& acc) const {
+    if constexpr (T::kExperts) return scale_rows(pass, acc);
     if (p.token_scales == nullptr) return;
     const float* const from = p.token_scales + pass.token_tile * kTokens + lane % 4 * 2;
 #pragma unroll
@@ -162,6 +164,28 @@ struct CodeProducts : GemmStages<T> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) acc[4 * j + i] = __fmul_rn(acc[4 * j + i], i % 2 == 0 ? scale.x : scale.y);
     }
+  }
+  /// The same of rows of an expert, which begin anywhere, and its scale2.
+  __device__ void scale_rows(const Pass& pass, Sums& acc) const {
+    if (p.token_scales == nullptr && p.experts.scale2 == nullptr) return;
+    const float scale2 = p.experts.scale2 == nullptr ? 1.0f : __ldg(p.experts.scale2 + this->expert_of(pass));
+    const int first = this->tokens_of(pass).first() + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j)
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const float own = p.token_scales == nullptr ? 1.0f : __ldcg(p.token_scales + first + j * kUnitTokens + odd);
+        const float scale = __fmul_rn(own, scale2);
+        acc[4 * j + odd] = __fmul_rn(acc[4 * j + odd], scale);
+        acc[4 * j + 2 + odd] = __fmul_rn(acc[4 * j + 2 + odd], scale);
+      }
+  }
+  /// The row of A that a pass's tokens begin with, of which terms need to know only whether it is odd.
+  __device__ int first_of_pair(const Pass& pass) const {
+    if constexpr (T::kExperts)
+      return this->tokens_of(pass).first();
+    else
+      return 0;
   }
   /// Tokens [token, …) of a box, in units of 16 bytes.
   __device__ int part_columns(int token) const { return token * (kPatches ? p.box_channels : kBoxBytesOfToken) / 16; }
@@ -174,7 +198,8 @@ struct CodeProducts : GemmStages<T> {
   /// Bytes between tokens' terms. Both scales of a lane's two tokens and both other terms are 16 bytes, contiguous or, for pixels, two
   /// pieces of eight: a weight without zeros reads only the scales, in one load.
   static constexpr int kTermPitch = kPatches ? 16 : token_term_bytes(kOffsets);
-  __device__ __forceinline__ static uint4 token_terms(std::uint32_t at) {
+  __device__ __forceinline__ static uint4 token_terms(std::uint32_t at, int first_token) {
+    if constexpr (T::kExperts) return load_terms_from(at, first_token);
     if constexpr (!kPatches) return ptx::load_shared16(at);
     const uint2 even = ptx::load_shared8(at), odd = ptx::load_shared8(at + kTermPitch);
     return {even.x, odd.x, even.y, odd.y};

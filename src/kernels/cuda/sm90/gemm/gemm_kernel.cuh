@@ -150,5 +150,18 @@ GemmKernel experts_kernel_for(int tokens, const RecordFormat& format) {
   }
 }
 
+/// The same of s8 codes, without zero points or offsets: 16, 64 or 128 tokens. A token's scale that is not in the terms is 1 there.
+template <ConstantsPath kPath>
+GemmKernel experts_kernel_of_codes(int tokens) {
+  constexpr ActTerms kTerms = ActTerms::scaled;
+  constexpr Codes kCodes = Codes::u4;
+  switch (tokens) {
+    case 16: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<std::int8_t, kCodes, kPath, 16, false, kTerms, true>>>>;
+    case 64: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<std::int8_t, kCodes, kPath, 64, false, kTerms, true>>>>;
+    case 128: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<std::int8_t, kCodes, kPath, 128, false, kTerms, true>>>>;
+    default: return nullptr;
+  }
+}
+
 }  // namespace
 }  // namespace nibble::cuda

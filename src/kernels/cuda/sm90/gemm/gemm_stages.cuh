@@ -42,12 +42,14 @@ struct GemmTraits {
   static constexpr bool kCodes = std::is_same_v<Act, std::int8_t>;
   static constexpr bool kOffsets = kTerms == ActTerms::offsets, kSumsCodes = kOffsets || kTerms == ActTerms::zeros;
   static constexpr int kFolds = !kCodes ? 0 : kPath == ConstantsPath::any ? gpu_tile::kChannels / 32 : 1;  // of a record
-  static constexpr GemmShape kShape{kTokens, kCodes, kFolds, kPatches, kOffsets};
+  static constexpr GemmShape kShape{kTokens, kCodes, kFolds, kPatches, kOffsets, kExperts};
   static constexpr int kBoxBytes = kTokens * kBoxBytesOfToken;
   static constexpr int kBoxChannels = kBoxBytesOfToken / static_cast<int>(sizeof(Act));
   static constexpr int kBoxes = gpu_tile::kChannels / kBoxChannels;  // of a record
   static constexpr int kActBytes = kBoxes * kBoxBytes;               // of a record
   static constexpr int kTermBytes = kShape.term_bytes();             // of a record
+  static constexpr int kFoldBytes =
+      term_tokens(kTokens, kExperts) * token_term_bytes(kOffsets);  // terms of a fold, not of patches
 };
 
 template <class T>
@@ -115,8 +117,8 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
       const int box_channels = T::kCodes && T::kPatches ? p.box_channels : T::kBoxChannels;
       if constexpr (T::kPatches) walk = patch_walk(p.patches, pass.first * gpu_tile::kChannels, box_channels, tokens.first());
       const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
-      constexpr int kFoldBytes = T::kTokens * token_term_bytes(T::kOffsets);
-      const std::uint8_t* from = p.terms + pass.first * T::kFolds * p.fold_pitch + pass.token_tile * kFoldBytes;
+      const int first_term = T::kExperts ? tokens.first() & ~1 : pass.token_tile * T::kTokens;  // of a pair
+      const std::uint8_t* from = p.terms + pass.first * T::kFolds * p.fold_pitch + first_term * token_term_bytes(T::kOffsets);
       for (int channel = pass.first * gpu_tile::kChannels; channel < end;) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         if constexpr (T::kCodes && T::kPatches) {
@@ -132,8 +134,8 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
               ptx::load_box(at, x, channel, tokens.first(), full(to.stage), policy);
             if constexpr (T::kCodes) {
 #pragma unroll 1
-              for (int fold = 0; fold < T::kFolds; ++fold, at_terms += kFoldBytes, from += p.fold_pitch)
-                ptx::bulk_copy(at_terms, from, kFoldBytes, full(to.stage), policy);
+              for (int fold = 0; fold < T::kFolds; ++fold, at_terms += T::kFoldBytes, from += p.fold_pitch)
+                ptx::bulk_copy(at_terms, from, T::kFoldBytes, full(to.stage), policy);
             }
             at += T::kBoxBytes;
             channel += T::kBoxChannels;

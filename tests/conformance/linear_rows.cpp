@@ -96,7 +96,8 @@ std::vector<WeightScheme> schemes_for(const Kernel& kernel, std::int64_t n, std:
 std::vector<const Kernel*> kernels_of(Op op, bool (*which)(const Kernel&)) {
   std::vector<const Kernel*> list;
   for (const Kernel& kernel : kernel_table())
-    if (kernel.op == op && is_built(kernel) && (which == nullptr || which(kernel))) list.push_back(&kernel);
+    if (kernel.op == op && is_built(kernel) && takes_one_weight(kernel) && (which == nullptr || which(kernel)))
+      list.push_back(&kernel);
   return list;
 }
 

@@ -132,13 +132,13 @@ TEST(ExpertChoice, OfAnA100IsOfTensorCoresInTilesOfFewAndOfManyRows) {
                      .isas = 1U << static_cast<int>(Isa::simt) | 1U << static_cast<int>(Isa::sm80)};
   const auto few_and_many = [](const std::string& few, const std::string& many) { return std::vector{few, few, many}; };
   EXPECT_EQ(chosen_for_experts(a100, "u4b8g128", "gpu_n64k128"),
-            few_and_many("linear_any_bf16_any__cuda_sm80_gemm_m16n64k128", "linear_any_bf16_any__cuda_sm80_gemm"));
+            few_and_many("linear_any_bf16_any__cuda_sm80_experts_m16n64k128", "linear_any_bf16_any__cuda_sm80_gemm"));
   EXPECT_EQ(chosen_for_experts(a100, "s8r_u4b8g128", "gpu_n64k128"),
-            few_and_many("linear_any_s8i16_any__cuda_sm80_m16n64k128", "linear_any_s8i16_any__cuda_sm80_n64k128"));
+            few_and_many("linear_any_s8i16_any__cuda_sm80_experts_m16n64k128", "linear_any_s8i16_any__cuda_sm80_n64k128"));
   EXPECT_EQ(chosen_for_experts(a100, "s8r_s8c", "gpu_w8n64k128"),
-            few_and_many("linear_any_s8_any__cuda_sm80_m16n64k128", "linear_any_s8_any__cuda_sm80_n64k128"));
+            few_and_many("linear_any_s8_any__cuda_sm80_experts_m16n64k128", "linear_any_s8_any__cuda_sm80_n64k128"));
   EXPECT_EQ(chosen_for_experts(a100, "e4m3g128_e4m3b128x128", "gpu_w8n64k128"),
-            few_and_many("linear_any_e4m3_any__cuda_sm80_m16n64k128", "linear_any_e4m3_any__cuda_sm80_n64k128"));
+            few_and_many("linear_any_e4m3_any__cuda_sm80_experts_m16n64k128", "linear_any_e4m3_any__cuda_sm80_n64k128"));
 }
 
 TEST(ExpertChoice, OfHopperIsOfItsOwnKernels) {

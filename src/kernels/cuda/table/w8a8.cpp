@@ -122,6 +122,7 @@ constexpr Kernel prepare_row(ActForm form, std::string_view summary, std::string
 /// The conditions of all rows.
 Status accepts_w8a8(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  NIBBLE_RETURN_IF_ERROR(accepts_one_weight(self, p));
   const ActScheme& act = p.act_scheme;
   if (act.codes == DType::none)
     return error(StatusCode::unsupported, "multiplies {} activations, {} ones are not to be quantized", self.act,
@@ -204,11 +205,6 @@ double sm80_cost_us(const Kernel& self, const Problem& p) {
   const double products = p.act_scheme.codes == DType::s8 ? 2.1e6 : 3e5;  // e4m3 is unpacked to f16
   if (p.experts != 0 && self.expert_rows == kSm80ExpertRows.many) return tiled_cost_us(p, 64, 64, 0.7, products);
   return p.m <= 16 || p.experts != 0 ? tiled_cost_us(p, 32, 16, 0.7, products) : tiled_cost_us(p, 128, 128, 0.7, products);
-}
-
-Status accepts_few_of_experts(const Kernel& self, const Problem& p) {
-  NIBBLE_RETURN_IF_ERROR(accepts_w8a8(self, p));
-  return accepts_experts_only(p);
 }
 
 Status run_sm80(const Kernel& self, const StepArgs& args) {
@@ -345,7 +341,7 @@ constexpr Kernel sm80_few_row(ActForm form) {
   Kernel row = sm80_row(form);
   row.tile.m = row.expert_rows = kSm80ExpertRows.few;
   row.summary = "8-bit codes on both sides, few rows of each expert: mma.sync, loads by cp.async";
-  row.accepts = accepts_few_of_experts;
+  row.variant = kOfExperts;
   return row;
 }
 

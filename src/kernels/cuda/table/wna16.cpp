@@ -108,7 +108,9 @@ Status accepts_tensor_core(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
   if (p.k > kMostChannels) return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostChannels);
   NIBBLE_RETURN_IF_ERROR(accepts_decoded_codes(p));
-  NIBBLE_RETURN_IF_ERROR(accepts_slots(p, self.variant == "gemm" || p.scheme.codes == DType::e4m3 ? 32 : 16));
+  NIBBLE_RETURN_IF_ERROR(accepts_one_weight(self, p));
+  const bool gemm = self.variant == "gemm" || self.variant == kOfExperts;
+  NIBBLE_RETURN_IF_ERROR(accepts_slots(p, gemm || p.scheme.codes == DType::e4m3 ? 32 : 16));
   const int needed = sm80_least_shared(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).record_bytes());
   const bool decodes = self.isa == Isa::sm80 && p.experts == 0;  // of the GEMM two stages fit into the 99 KiB of every GPU
   if (const std::int64_t most = gpu_of(p).shared_bytes_per_block; decodes && needed > most)
@@ -183,11 +185,6 @@ double gemm_sm80_row_cost_us(const Kernel&, const Problem& p) { return gemm_sm80
 Status run_gemm_sm80(const Kernel& self, const StepArgs& args) {
   if (args.experts != nullptr) return launch_gemm_sm80_experts(linear_task(args), self.expert_rows, args.stream);
   return launch_gemm_sm80(linear_task(args), args.stream);
-}
-
-Status accepts_few_of_experts(const Kernel& self, const Problem& p) {
-  NIBBLE_RETURN_IF_ERROR(accepts_tensor_core(self, p));
-  return accepts_experts_only(p);
 }
 
 double few_of_experts_cost_us(const Kernel& self, const Problem& p) { return gemm_sm80_few_cost_us(self.tile, gpu_of(p), p); }
@@ -295,8 +292,8 @@ constexpr Kernel gemm_sm80_few_row(std::string_view act) {
   Kernel row = gemm_sm80_row(act);
   row.tile = {kSm80ExpertRows.few, gpu_tile::kRows, gpu_tile::kChannels};
   row.summary = "16-bit activations, few rows of each expert: mma.sync, weights decoded in registers, loads by cp.async";
+  row.variant = kOfExperts;
   row.expert_rows = kSm80ExpertRows.few;
-  row.accepts = accepts_few_of_experts;
   row.cost_us = few_of_experts_cost_us;
   return row;
 }
@@ -370,8 +367,9 @@ bool has_whole_records(const Problem& p) {
 
 }  // namespace
 
-Status accepts_experts_only(const Problem& p) {
-  return p.experts != 0 ? Status() : error(StatusCode::unsupported, "multiplies rows of experts, not by one weight");
+Status accepts_one_weight(const Kernel& self, const Problem& p) {
+  if (self.variant != kOfExperts || p.experts != 0) return {};
+  return error(StatusCode::unsupported, "multiplies rows of experts, not by one weight");
 }
 
 Status accepts_slots(const Problem& p, int shortest) {

@@ -20,8 +20,10 @@ inline std::size_t with_parts(std::size_t bytes, const Kernel& self, int groups,
 /// The end of that workspace.
 inline void* end_of(std::span<std::byte> scratch) { return scratch.data() + scratch.size(); }
 
-/// Refuses all but grouped products.
-Status accepts_experts_only(const Problem& p);
+/// The variant of rows that multiply rows of experts, and not by one weight.
+constexpr std::string_view kOfExperts = "experts";
+/// Refuses one weight for such a row.
+Status accepts_one_weight(const Kernel& self, const Problem& p);
 /// Refuses weights whose scales change within `shortest` channels.
 Status accepts_slots(const Problem& p, int shortest);
 /// Refuses codes that no kernel decodes in registers.

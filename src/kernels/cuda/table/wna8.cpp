@@ -114,6 +114,7 @@ Status accepts_experts(const Problem& p) {
 
 Status accepts_linear(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  NIBBLE_RETURN_IF_ERROR(accepts_one_weight(self, p));
   NIBBLE_RETURN_IF_ERROR(accepts_acts(p));
   if (self.quantizes && !is_compute_float(p.a_dtype))
     return error(StatusCode::unsupported, "quantizes f32, f16 and bf16 itself, A comes as {} codes", name(p.a_dtype));
@@ -122,11 +123,6 @@ Status accepts_linear(const Kernel& self, const Problem& p) {
   if (self.quantizes && p.k > kMostDecodeChannels)
     return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostDecodeChannels);
   return p.experts == 0 ? Status() : accepts_experts(p);
-}
-
-Status accepts_few_of_experts(const Kernel& self, const Problem& p) {
-  NIBBLE_RETURN_IF_ERROR(accepts_linear(self, p));
-  return accepts_experts_only(p);
 }
 
 Wna8Task wna8_task(const StepArgs& args) {
@@ -268,7 +264,7 @@ constexpr Kernel sm80_few_row() {
   Kernel row = sm80_row();
   row.tile.m = row.expert_rows = kSm80ExpertRows.few;
   row.summary = "int8 activations per token or block, few rows of each expert: mma.sync, loads by cp.async";
-  row.accepts = accepts_few_of_experts;
+  row.variant = kOfExperts;
   return row;
 }
 

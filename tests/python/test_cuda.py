@@ -294,13 +294,13 @@ def vllm_layers(torch, device):
 
 
 def test_layers_of_vllm_in_a_graph(torch):
-    """As the engine runs them: once without a graph for each number of tokens, the largest first, and then captured into one pool. Compiled
-    they give the same; where a capture begins, torch.compile would compile anew."""
+    """As the engine runs them: once without a graph for each number of tokens, the largest first, and then captured into the layer's pool.
+    Compiled they give the same; where a capture begins, torch.compile would compile anew."""
     import nibble.torch  # noqa: F401
     from nibble.vllm import _weights
 
     layers = vllm_layers(torch, torch.device("cuda"))
-    bias, pool = torch.randn(512, device="cuda").half(), torch.cuda.graph_pool_handle()
+    bias = torch.randn(512, device="cuda").half()
     for packed, w, scheme, act in layers:
         assert packed.is_cuda and _weights.refusal(scheme, 512, torch.float16, act) == ""
         torch._dynamo.reset()  # each layer is another graph
@@ -309,6 +309,7 @@ def test_layers_of_vllm_in_a_graph(torch):
             return torch.ops.nibble.linear(x, packed, 512, bias, "none", None)
 
         compiled, captured = torch.compile(run, backend="eager", fullgraph=True), []
+        pool = torch.cuda.graph_pool_handle()  # lives as long as a graph of it
         with torch.inference_mode():
             for m in (512, 64, 8, 1):
                 x = torch.randn(m, 512, device="cuda").half()

@@ -109,6 +109,14 @@ __device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// Whether this is the lane that works alone for its converged warp. The compiler knows that there is one: what the lane computes stays in
+/// uniform registers, where copies need it. Behind `lane == 0` each copy is a loop over lanes.
+__device__ inline bool elected() {
+  std::uint32_t is;
+  asm volatile("{.reg .pred is; elect.sync _|is, 0xffffffff; selp.b32 %0, 1, 0, is;}" : "=r"(is));
+  return is != 0;
+}
+
 // ---- flags in device memory
 
 __device__ inline std::uint64_t load_acquire(const std::uint64_t* flag) {
@@ -298,6 +306,9 @@ template <int kWanted>
 __device__ inline void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kWanted));
 }
+
+/// Asks for a tensor map, which the first copy would otherwise wait for.
+__device__ inline void prefetch_tensor_map(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 // ---- programmatic dependent launch
 

@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1) decode_experts_kernel(const
   if (tiles == 0) return ptx::wait_for_predecessors();  // else it could end before them
   const Items items = cta.items(tiles);
   if (items.left == 0) return;
-  if (cta.warp == kProducer && cta.lane == 0) cta.initialise_barriers();
+  if (cta.warp == kProducer && ptx::elected()) cta.initialise_barriers();
   cta.clear_rest_of_rows();
   __syncthreads();
   if (cta.warp > kProducer) {
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1) decode_experts_kernel(const
     cta.multiply(items);
   } else {
     const int loaded = __shfl_sync(~0u, of_lane, items.tile % 32);
-    if (cta.lane == 0) cta.request_records(items, items.tile < 32 ? loaded : cta.expert(items.tile));
+    if (ptx::elected()) cta.request_records(items, items.tile < 32 ? loaded : cta.expert(items.tile));
   }
 }
 

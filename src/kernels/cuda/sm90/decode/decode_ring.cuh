@@ -150,14 +150,14 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
   const DecodeCta<Work> cta(p, shared);
   const Produce<Work> producer(cta);
   ptx::let_dependents_start();
-  if (cta.warp == kProducer && cta.lane == 0) {
+  if (cta.warp == kProducer && ptx::elected()) {
     producer.initialise_barriers();
     producer.request_first();
   }
   __syncthreads();
   if (p.split > 1) ptx::cluster_arrive();  // awaited before the first word to another CTA
   if (cta.warp == kProducer) {
-    if (cta.lane == 0) producer.run();
+    if (ptx::elected()) producer.run();
     if (p.split > 1) ptx::cluster_wait();
   } else if (cta.warp > kProducer) {
     Finish<Work>(cta).run();

@@ -67,19 +67,22 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
   }
   __device__ static int active() { return kGroups; }
 
-  // One thread in each of three warps, because issuing a copy takes time. Two copy the records of alternate row blocks, one activations.
+  // One lane in each of three warps, because issuing a copy takes time. Two copy the records of alternate row blocks, one activations. What
+  // does not change is computed before their loops.
   // All wait for the same empty stages. The first two announce bytes, also when they have none to copy: a stage that were full without one
   // of them could be reused before it looked, twice in the worst case, which looks to a late warp as if it were not yet empty.
 
   __device__ void prepare(unsigned producer) const {
     if (producer == 0) this->initialise_barriers(kWeightProducers, active());
+    if (producer == kWeightProducers && this->lane < (T::kPatches ? 1 : 2))
+      ptx::prefetch_tensor_map(this->lane == 0 ? &p.x : &p.last_x);
   }
   __device__ void produce(unsigned producer) const {
-    if (producer < kWeightProducers && this->lane == 0) {
+    if (producer < kWeightProducers && ptx::elected()) {
       produce_weights(producer);
       if (T::kTokens == 16 && !T::kExperts && producer == 0) prefetch(p.next);
     }
-    if (producer == kWeightProducers && this->lane == 0) produce_activations();
+    if (producer == kWeightProducers && ptx::elected()) produce_activations();
     if (producer > kWeightProducers && !T::kExperts) set_flags(p.parts, p.schedule, this->cluster, this->lane);
   }
 
@@ -88,39 +91,52 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
     // Weights that are read once need not stay in L2.
     const bool once = T::kExperts ? this->schedule().band == 0 : p.schedule.token_tiles == 1;
     const std::uint64_t policy = once ? ptx::evict_first() : ptx::evict_last();
-    const std::uint64_t tile_bytes = static_cast<std::uint64_t>(p.schedule.records) * p.format.bytes;
+    const int record_bytes = p.format.bytes, stages = p.stages, block_bytes = depth() * record_bytes;
+    const std::uint64_t tile_bytes = static_cast<std::uint64_t>(p.schedule.records) * record_bytes;
+    const std::uint32_t all_full = full(0), all_empty = empty(0), all_records = records(0) + first_block * block_bytes;
     Cursor to{0, 1};  // a stage that was never used counts as empty
     for_each_pass(this->schedule(), [&](const Pass& pass) {
-      const std::uint8_t* from = p.records + this->weight_offset(pass) + pass.block * tile_bytes + pass.first * p.format.bytes;
-      for (int left = pass.records(); left > 0; left -= depth()) {
-        ptx::barrier_wait(empty(to.stage), to.parity);
-        const int count = min(depth(), left), bytes = count * p.format.bytes;  // consecutive records are one copy
-        const int copies = (pass.blocks - first_block + kWeightProducers - 1) / kWeightProducers;
-        const int acts = first_block == 0 ? count * (act_bytes(pass) + T::kTermBytes) : 0;
-        ptx::barrier_arrive_expect(full(to.stage), acts + copies * bytes);
+      const std::uint8_t* from =
+          p.records + this->weight_offset(pass) + (pass.block + first_block) * tile_bytes + pass.first * record_bytes;
+      const int copies = (pass.blocks - first_block + kWeightProducers - 1) / kWeightProducers;
+      const int expected =
+          (first_block == 0 ? act_bytes(pass) + T::kTermBytes : 0) + copies * record_bytes;  // of a record of each
 #pragma unroll 1
-        for (int b = first_block; b < pass.blocks; b += kWeightProducers)
-          ptx::bulk_copy(records(to.stage) + b * depth() * p.format.bytes, from + b * tile_bytes, bytes, full(to.stage), policy);
+      for (int left = pass.records(); left > 0; left -= depth()) {
+        const std::uint32_t is_full = all_full + 8 * to.stage, at = all_records + to.stage * kGroups * record_bytes;
+        ptx::barrier_wait(all_empty + 8 * to.stage, to.parity);
+        const int count = min(depth(), left), bytes = count * record_bytes;  // consecutive records are one copy
+        ptx::barrier_arrive_expect(is_full, count * expected);
+#pragma unroll 1
+        for (int i = 0; i < copies; ++i)
+          ptx::bulk_copy(at + i * kWeightProducers * block_bytes, from + i * kWeightProducers * tile_bytes, bytes, is_full,
+                         policy);
         from += bytes;
-        to.advance(p.stages);
+        to.advance(stages);
       }
     });
   }
   __device__ void produce_activations() const {
     const std::uint64_t policy = ptx::evict_last();
-    ptx::wait_for_predecessors();
+    const int stages = p.stages;
+    const std::uint32_t all_full = full(0), all_empty = empty(0);
     Cursor to{0, 1};
+    bool waits = true;
     for_each_pass(this->schedule(), [&](const Pass& pass) {
       const auto tokens = this->tokens_of(pass);
-      const int end = pass.end * gpu_tile::kChannels;
+      const int first = tokens.first(), end = pass.end * gpu_tile::kChannels;
       PatchWalk walk;
       const int box_channels = T::kCodes && T::kPatches ? p.box_channels : T::kBoxChannels;
-      if constexpr (T::kPatches) walk = patch_walk(p.patches, pass.first * gpu_tile::kChannels, box_channels, tokens.first());
+      if constexpr (T::kPatches) walk = patch_walk(p.patches, pass.first * gpu_tile::kChannels, box_channels, first);
       const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
-      const int first_term = T::kExperts ? tokens.first() & ~1 : pass.token_tile * T::kTokens;  // of a pair
+      const int first_term = T::kExperts ? first & ~1 : pass.token_tile * T::kTokens;  // of a pair
       const std::uint8_t* from = p.terms + pass.first * T::kFolds * p.fold_pitch + first_term * token_term_bytes(T::kOffsets);
+      if (waits) ptx::wait_for_predecessors();  // with everything else done
+      waits = false;
+#pragma unroll 1
       for (int channel = pass.first * gpu_tile::kChannels; channel < end;) {
-        ptx::barrier_wait(empty(to.stage), to.parity);
+        const std::uint32_t is_full = all_full + 8 * to.stage;
+        ptx::barrier_wait(all_empty + 8 * to.stage, to.parity);
         if constexpr (T::kCodes && T::kPatches) {
           request_pixels(to.stage, walk, policy);
           channel += gpu_tile::kChannels;
@@ -129,19 +145,19 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
 #pragma unroll 1
           for (int box = 0; box < T::kBoxes * depth() && channel < end; ++box) {
             if constexpr (T::kPatches)
-              ptx::load_patches(at, &p.x, walk.next(p.patches, p.images), full(to.stage), policy);
+              ptx::load_patches(at, &p.x, walk.next(p.patches, p.images), is_full, policy);
             else
-              ptx::load_box(at, x, channel, tokens.first(), full(to.stage), policy);
+              ptx::load_box(at, x, channel, first, is_full, policy);
             if constexpr (T::kCodes) {
 #pragma unroll 1
               for (int fold = 0; fold < T::kFolds; ++fold, at_terms += T::kFoldBytes, from += p.fold_pitch)
-                ptx::bulk_copy(at_terms, from, T::kFoldBytes, full(to.stage), policy);
+                ptx::bulk_copy(at_terms, from, T::kFoldBytes, is_full, policy);
             }
             at += T::kBoxBytes;
             channel += T::kBoxChannels;
           }
         }
-        to.advance(p.stages);
+        to.advance(stages);
       }
     });
   }

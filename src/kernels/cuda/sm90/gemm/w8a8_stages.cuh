@@ -58,21 +58,23 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
     return is_last(pass) ? (p.last_tokens * 4 + 15) / 16 * 16 : T::kTokens * 4;
   }
 
-  // A thread in each of two warps, and with groups a third warp.
+  // A lane in each of two warps, and a third warp where scales of tokens are scattered. While one record is multiplied they must request the
+  // next: of few tokens and rows that is little time, so that what does not change is computed before the loops.
 
   __device__ void prepare(unsigned producer, int consumers) const {
     const bool gathers = T::kGrouped && p.token_scales == TokenScales::scattered;
     if (producer == 0) this->initialise_barriers(gathers ? 1 + 32 : 1, consumers);  // weights, and a warp that copies scales
+    if (producer == 1 && lane < (T::kPatches ? 1 : 2)) ptx::prefetch_tensor_map(lane == 0 ? &p.x : &p.last_x);
     if (T::kGrouped && producer == 2 && p.token_scales == TokenScales::one) fill_scales();
   }
   __device__ void produce(unsigned producer, int storing) const {
-    if (producer == 0 && lane == 0) {
+    if (producer == 0 && ptx::elected()) {
       produce_weights();
       if (T::kTokens == 16 && !T::kExperts) prefetch(p.next);
     }
-    if (producer == 1 && lane == 0) produce_activations();
+    if (producer == 1 && ptx::elected()) produce_activations();
     if constexpr (T::kGrouped)
-      if (producer == 2 && p.token_scales != TokenScales::one) produce_scales();
+      if (producer == 2 && p.token_scales == TokenScales::scattered) gather_scales();
     if (producer == 3 && !T::kExperts) set_flags(p.parts, p.schedule, this->cluster, lane, storing);
   }
 
@@ -81,47 +83,63 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
     const bool once = T::kExperts ? this->schedule().band == 0 : p.schedule.token_tiles == 1;  // then it need not stay in L2
     const std::uint64_t policy = once ? ptx::evict_first() : ptx::evict_last();
     const std::int64_t tile_bytes = std::int64_t{p.schedule.records} * gpu_w8::kRecordBytes;
+    const int stages = p.stages, block_bytes = depth() * gpu_w8::kRecordBytes, stage_bytes = p.blocks * block_bytes;
+    const std::uint32_t all_full = full(0), all_empty = empty(0), all_records = records(0);
     Cursor to{0, 1};  // a stage that was never used counts as empty
     for_each_pass(this->schedule(), [&](const Pass& pass) {
       const std::byte* from =
           p.weight.bytes + this->weight_offset(pass) + pass.block * tile_bytes + std::int64_t{pass.first} * gpu_w8::kRecordBytes;
+      const int blocks = pass.blocks, expected = act_bytes(pass) + blocks * gpu_w8::kRecordBytes;  // of a record of each
 #pragma unroll 1
       for (int left = pass.records(); left > 0; left -= depth()) {
-        ptx::barrier_wait(empty(to.stage), to.parity);
+        const std::uint32_t is_full = all_full + 8 * to.stage, at = all_records + to.stage * stage_bytes;
+        ptx::barrier_wait(all_empty + 8 * to.stage, to.parity);
         const int count = min(depth(), left), bytes = count * gpu_w8::kRecordBytes;  // consecutive records are one copy
-        ptx::barrier_arrive_expect(full(to.stage), count * act_bytes(pass) + pass.blocks * bytes);
+        ptx::barrier_arrive_expect(is_full, count * expected);
+        ptx::bulk_copy(at, from, bytes, is_full, policy);
 #pragma unroll 1
-        for (int b = 0; b < pass.blocks; ++b)
-          ptx::bulk_copy(records(to.stage) + b * depth() * gpu_w8::kRecordBytes, from + b * tile_bytes, bytes, full(to.stage),
-                         policy);
+        for (int b = 1; b < blocks; ++b) ptx::bulk_copy(at + b * block_bytes, from + b * tile_bytes, bytes, is_full, policy);
         from += bytes;
-        to.advance(p.stages);
+        to.advance(stages);
       }
     });
   }
+  /// Of groups also the scales of tokens that are side by side.
   __device__ void produce_activations() const {
     const std::uint64_t policy = ptx::evict_last();
-    ptx::wait_for_predecessors();
+    const int stages = p.stages;
+    const std::uint32_t all_full = full(0), all_empty = empty(0);
     Cursor to{0, 1};
+    bool waits = true;
     for_each_pass(this->schedule(), [&](const Pass& pass) {
       const auto tokens = this->tokens_of(pass);
+      const int first = tokens.first(), end = pass.end, of_scales = scale_bytes(pass);
       PatchWalk walk;
-      if constexpr (T::kPatches) walk = patch_walk(p.patches, pass.first * gpu_w8::kChannels, p.box_channels, tokens.first());
+      if constexpr (T::kPatches) walk = patch_walk(p.patches, pass.first * gpu_w8::kChannels, p.box_channels, first);
       const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
+      const float* scales = p.acts.scales + pass.first * p.acts.scale_group + first;
+      if (waits) ptx::wait_for_predecessors();  // with everything else done
+      waits = false;
 #pragma unroll 1
-      for (int record = pass.first; record < pass.end;) {
-        ptx::barrier_wait(empty(to.stage), to.parity);
+      for (int record = pass.first; record < end;) {
+        const std::uint32_t is_full = all_full + 8 * to.stage;
+        ptx::barrier_wait(all_empty + 8 * to.stage, to.parity);
         std::uint32_t at = act(to.stage);
 #pragma unroll 1
-        for (int i = 0; i < depth() && record < pass.end; ++i, ++record, at += T::kActBytes)
+        for (int i = 0; i < depth() && record < end; ++i, ++record, at += T::kActBytes) {
           if constexpr (T::kPatches) {
 #pragma unroll 1
             for (int channel = 0; channel < gpu_w8::kChannels; channel += p.box_channels)
-              ptx::load_patches(at + channel * T::kTokens, &p.x, walk.next(p.patches, p.images), full(to.stage), policy);
+              ptx::load_patches(at + channel * T::kTokens, &p.x, walk.next(p.patches, p.images), is_full, policy);
           } else {
-            ptx::load_box(at, x, record * gpu_w8::kChannels, tokens.first(), full(to.stage), policy);
+            ptx::load_box(at, x, record * gpu_w8::kChannels, first, is_full, policy);
           }
-        to.advance(p.stages);
+          if (T::kGrouped && of_scales != 0) {
+            ptx::bulk_copy(scales_of(to.stage, i), scales, of_scales, is_full, policy);
+            scales += p.acts.scale_group;
+          }
+        }
+        to.advance(stages);
       }
     });
   }
@@ -147,35 +165,36 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
     for (int at = lane; at < p.stages * depth() * T::kTokens; at += 32)
       ptx::store_shared4(scales_of(0, 0) + 4 * at, __float_as_uint(p.acts.scale));
   }
-  /// Copies the scales of tokens. Where they are scattered that is the work of a whole warp, 4 bytes at a time; these copies are
-  /// asynchronous, too, and arrive at the stage's barrier on completion, so that as many records are in flight as the ring has stages.
-  __device__ void produce_scales() const {
-    const bool rows = p.token_scales == TokenScales::rows;
-    if (rows && lane != 0) return;
-    const std::uint64_t policy = ptx::evict_last();
-    ptx::wait_for_predecessors();
+  /// Copies scattered scales of tokens, the work of a whole warp, 4 bytes at a time. These copies are asynchronous, too, and arrive at the
+  /// stage's barrier on completion, so that as many records are in flight as the ring has stages.
+  __device__ void gather_scales() const {
+    const int stages = p.stages;
+    const std::uint32_t all_full = full(0), all_empty = empty(0);
     Cursor to{0, 1};
+    bool waits = true;
     for_each_pass(this->schedule(), [&](const Pass& pass) {
       const auto range = this->tokens_of(pass);
-      const int first = range.first() + lane;
+      const float* at[(T::kTokens + 31) / 32];  // of the lane's tokens
+#pragma unroll
+      for (int i = 0; i < T::kTokens; i += 32)  // tokens past M are zero and not stored
+        at[i / 32] =
+            p.acts.scales + pass.first * p.acts.scale_group + min(range.first() + lane + i, range.end() - 1) * p.acts.scale_row;
+      if (waits) ptx::wait_for_predecessors();
+      waits = false;
 #pragma unroll 1
       for (int record = pass.first; record < pass.end;) {
-        ptx::barrier_wait(empty(to.stage), to.parity);
+        ptx::barrier_wait(all_empty + 8 * to.stage, to.parity);
 #pragma unroll 1
         for (int d = 0; d < depth() && record < pass.end; ++d, ++record) {
-          const float* tokens = p.acts.scales + record * p.acts.scale_group;
-          if (rows) {
-            ptx::bulk_copy(scales_of(to.stage, d), tokens + first, scale_bytes(pass), full(to.stage), policy);
-            continue;
-          }
           const std::uint32_t slot = scales_of(to.stage, d) + 4 * lane;
 #pragma unroll
-          for (int i = 0; i < T::kTokens; i += 32)  // tokens past M are zero and not stored
-            if (i + lane < T::kTokens)
-              ptx::async_copy4(slot + 4 * i, tokens + min(first + i, range.end() - 1) * p.acts.scale_row);
+          for (int i = 0; i < T::kTokens; i += 32) {
+            if (i + lane < T::kTokens) ptx::async_copy4(slot + 4 * i, at[i / 32]);
+            at[i / 32] += p.acts.scale_group;
+          }
         }
-        if (!rows) ptx::barrier_arrive_after_copies(full(to.stage));
-        to.advance(p.stages);
+        ptx::barrier_arrive_after_copies(all_full + 8 * to.stage);
+        to.advance(stages);
       }
     });
   }

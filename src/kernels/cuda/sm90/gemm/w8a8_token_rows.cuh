@@ -15,6 +15,37 @@
 namespace nibble::cuda {
 namespace {
 
+/// The scales of a pass's two row blocks, record by record. A lane keeps those of one of 32 records, and the next 32 are on their way meanwhile:
+/// they come from memory, and a read of each record would be waited for at every cache line.
+struct RecordScales {
+  const float* at[2];
+  int count, lane;
+  float now[2] = {1.0f, 1.0f}, next[2] = {1.0f, 1.0f};
+
+  __device__ RecordScales(const float* first, const float* second, const Pass& pass, int of_lane)
+      : at{first, second == nullptr ? first : second}, count(pass.records()), lane(of_lane) {
+    if (first == nullptr) return;
+    at[0] += pass.first;
+    at[1] += pass.first;
+    ask(0);
+  }
+  __device__ __forceinline__ void ask(int first) {
+    if (at[0] == nullptr || first + lane >= count) return;
+    next[0] = __ldg(at[0] + first + lane);
+    next[1] = __ldg(at[1] + first + lane);
+  }
+  /// Of record r; to be called for all in order.
+  __device__ __forceinline__ void get(int r, float (&scales)[2]) {
+    if (r % 32 == 0) {
+      now[0] = next[0];
+      now[1] = next[1];
+      ask(r + 32);
+    }
+    scales[0] = __shfl_sync(~0u, now[0], r % 32);
+    scales[1] = __shfl_sync(~0u, now[1], r % 32);
+  }
+};
+
 template <class T>
 struct W8A8TokenRows : W8A8TokenStore<T> {
   using Base = W8A8TokenStore<T>;
@@ -62,65 +93,95 @@ struct W8A8TokenRows : W8A8TokenStore<T> {
     wgmma_wait_for(acc);
     if (previous >= 0) release(previous);
   }
-  /// The same of groups: the products of 64 tokens and a record are scaled and added in f32.
+  /// The same of groups: the products of 64 tokens and a record are scaled and added in f32. Where a warpgroup has 64 tokens, registers suffice
+  /// for the products of two records, and those of one are scaled while tensor cores compute the other's. Of twice 64, tensor cores compute the
+  /// other warpgroup's meanwhile.
   template <int kBlocks, class LookAhead>
   __device__ __forceinline__ void multiply_groups(const Pass& pass, Cursor& from, Sums& acc, LookAhead look_ahead) const {
-    const int count = pass.records();
-    constexpr int kPassRows = kBlocks * gpu_w8::kRows;
-    const std::uint32_t tokens = tokens_low();
-    const float* scales_of_blocks = this->block_scales(pass, pass.block);
-    const int other = kBlocks == 1 || scales_of_blocks == nullptr
-                          ? 0
-                          : static_cast<int>(this->block_scales(pass, pass.block + 1) - scales_of_blocks);
-    if (scales_of_blocks != nullptr) scales_of_blocks += pass.first;
-    float of_blocks[2] = {1.0f, 1.0f};
-    // Asked while the products of the record before run: whether a record has arrived, and the scales of its row blocks, seven of eight from
-    // L1. Behind them it would delay the next products by a tenth of their time.
-    bool is_here = false;
-    const auto ask_for_record = [&](int r) {
-      is_here = ptx::barrier_is_past(full(from.stage), from.parity);
-      if (scales_of_blocks == nullptr) return;
-      of_blocks[0] = __ldg(scales_of_blocks + r);
-      of_blocks[1] = __ldg(scales_of_blocks + r + other);
+    using Product = Wgmma8<Code, kBlocks * gpu_w8::kRows>;
+    struct Products {
+      Sum dot[kBlocks * kBlockSums];
+      float of_token[2], of_block[2];  // scales: of tokens g and g + 8, of row blocks
+      std::uint32_t read;
+      int stage;
     };
-    Sum dot[kBlocks * kBlockSums] = {};
-    ask_for_record(0);
-#pragma unroll 1
-    for (int r = 0; r < count; ++r) {
-      const int stage = from.stage;
-      if (!is_here) ptx::barrier_wait(full(stage), from.parity);
-      const std::uint32_t b = rows_low(stage);
-      const auto* scales = reinterpret_cast<const float*>(shared + (this->scales_of(stage, 0) - base));
-      std::uint32_t read = 0;
+    const int count = pass.records();
+    const std::uint32_t tokens = tokens_low();
+    RecordScales of_blocks(this->block_scales(pass, pass.block),
+                           kBlocks == 1 ? nullptr : this->block_scales(pass, pass.block + 1), pass, lane);
+    bool is_here = ptx::barrier_is_past(full(from.stage), from.parity);
+    /// Starts the products of a part of record r, which is the next.
+    const auto start = [&](Products& of, int part, int r) {
+      if (part == 0 && !is_here) ptx::barrier_wait(full(from.stage), from.parity);
+      const std::uint32_t a = tokens + (from.stage * kTokens + part * kPartTokens) * (gpu_w8::kChannels / 16);
+      const std::uint32_t b = rows_low(from.stage);
+      wgmma_fence();
+      if constexpr (kParts == 1)
+        Product::begin(of.dot, a, wgmma_operand(b));
+      else  // there are no other registers
+        Product::renew(of.dot, a, wgmma_operand(b));
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const std::uint32_t a = tokens + (stage * kTokens + part * kPartTokens) * (gpu_w8::kChannels / 16);
-        wgmma_fence();
-        Wgmma8<Code, kPassRows>::renew(dot, a, wgmma_operand(b));
+      for (int i = 1; i < 4; ++i) Product::add(of.dot, a + 2 * i, wgmma_operand(b + 2 * i));
+      wgmma_commit();
+      const auto* scales = reinterpret_cast<const float*>(shared + (this->scales_of(from.stage, 0) - base));
+      const float* of_tokens = scales + warpgroup * kGroupTokens + part * kPartTokens + warp * 16 + lane / 4;
+      of.of_token[0] = of_tokens[0];
+      of.of_token[1] = of_tokens[8];
+      of.read = (part == 0 ? 0 : of.read) | __float_as_uint(of.of_token[0]) | __float_as_uint(of.of_token[1]);
+      of.stage = from.stage;
+      if (part == 0) of_blocks.get(r, of.of_block);
+      if (part != kParts - 1) return;
+      from.advance(p.stages);
+      is_here = ptx::barrier_is_past(full(from.stage), from.parity);
+    };
+    /// Adds products that are complete.
+    const auto finish = [&](const Products& of, int part) {
+      if (part == kParts - 1) release(of.stage, of.read);
+      float scale[kBlocks][2];
 #pragma unroll
-        for (int i = 1; i < 4; ++i) Wgmma8<Code, kPassRows>::add(dot, a + 2 * i, wgmma_operand(b + 2 * i));
-        wgmma_commit();
-        const float* of_tokens = scales + warpgroup * kGroupTokens + part * kPartTokens + warp * 16 + lane / 4;
-        const float of_token[2] = {of_tokens[0], of_tokens[8]};
-        read |= __float_as_uint(of_token[0]) | __float_as_uint(of_token[1]);
-        float scale[kBlocks][2];  // of row blocks, of tokens g and g + 8
+      for (int i = 0; i < 2 * kBlocks; ++i) scale[i / 2][i % 2] = __fmul_rn(of.of_token[i % 2], of.of_block[i / 2]);
 #pragma unroll
-        for (int i = 0; i < 2 * kBlocks; ++i) scale[i / 2][i % 2] = __fmul_rn(of_token[i % 2], of_blocks[i / 2]);
-        if (part == kParts - 1) {
-          from.advance(p.stages);
-          if (r + 1 < count)
-            ask_for_record(r + 1);
-          else
-            look_ahead();
-        }
-        wgmma_wait<0>();
-        if (part == kParts - 1) release(stage, read);
-#pragma unroll
-        for (int i = 0; i < kBlocks * kBlockSums; ++i) {
-          float& sum = acc[part * kPartSums + i];
-          sum = fmaf(dot[i], scale[i / kBlockSums][i % kUnitSums / 2], sum);
-        }
+      for (int i = 0; i < kBlocks * kBlockSums; ++i) {
+        float& sum = acc[part * kPartSums + i];
+        sum = fmaf(of.dot[i], scale[i / kBlockSums][i % kUnitSums / 2], sum);
       }
+    };
+    Products even = {};
+    if constexpr (kParts == 1) {
+      Products odd = {};
+      start(even, 0, 0);
+      int r = 1;
+#pragma unroll 1
+      for (; r + 1 < count; r += 2) {
+        start(odd, 0, r);
+        wgmma_wait<1>();
+        finish(even, 0);
+        start(even, 0, r + 1);
+        wgmma_wait<1>();
+        finish(odd, 0);
+      }
+      if (r < count) {
+        start(odd, 0, r);
+        wgmma_wait<1>();
+        finish(even, 0);
+        look_ahead();
+        wgmma_wait<0>();
+        finish(odd, 0);
+      } else {
+        look_ahead();
+        wgmma_wait<0>();
+        finish(even, 0);
+      }
+    } else {
+#pragma unroll 1
+      for (int r = 0; r < count; ++r)
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          start(even, part, r);
+          if (part == kParts - 1 && r + 1 == count) look_ahead();
+          wgmma_wait<0>();
+          finish(even, part);
+        }
     }
   }
 

@@ -8,10 +8,10 @@
 // partial sum clears its flag, so that the next run of a CUDA graph, which has the same ticket, does not find it set.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/device/ticket.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
 
 namespace nibble::cuda {
@@ -36,13 +36,10 @@ constexpr std::size_t stream_k_bytes(int tokens, int groups, int ctas) {
 
 /// The memory in the stream_k_bytes before `end`, which is aligned to 256.
 inline StreamK stream_k(void* end, int tokens, int groups, int ctas) {
-  // Odd multiples of the golden ratio: distinct numbers that are unlikely as bits of sums.
-  static std::atomic<std::uint64_t> launches{0};
-  const std::uint64_t ticket = (2 * launches.fetch_add(1, std::memory_order_relaxed) + 1) * 0x9e3779b97f4a7c15u;
   auto* const parts = static_cast<std::byte*>(end) - stream_k_bytes(tokens, groups, ctas);
   return {.parts = parts,
           .flags = reinterpret_cast<std::uint64_t*>(parts + static_cast<std::size_t>(ctas) * part_bytes(tokens, groups)),
-          .ticket = ticket};
+          .ticket = next_ticket()};
 }
 
 }  // namespace nibble::cuda

@@ -115,7 +115,7 @@ struct Problem {
 
 struct Tile {
   int m = 0, n = 0, k = 0;  // 0: not tiled in that dimension
-  int split = 1;            // GPU: the CTAs that share a tile's K, as a cluster, or cuda::kStreamK
+  int split = 1;            // GPU: the CTAs that share a tile's K, on sm_90 as a cluster, or cuda::kStreamK
 };
 
 /// Everything a step of a plan gets at run time. All sizes, types and operands have been checked. For a kernel of the GPU every

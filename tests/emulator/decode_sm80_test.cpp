@@ -20,11 +20,35 @@ TEST_P(EmulatedDecodeSm80, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
   const emulator::FloatLayer layer(GetParam());
   layer.expect_sums(
-      layer.task(), [](const LinearTask& task) { return linear_decode_sm80(task, nullptr); },
+      layer.task(), [](const LinearTask& task) { return linear_decode_sm80(task, 1, nullptr); },
       // bf16 codes are multiplied as 128 + u, and f32 sums are as much larger
       [&](int n, int k) {
         return emulator::Multiplied{layer.weight.value(n, k), layer.a_dtype == DType::bf16 ? 0x1p-15 : 0x1p-18};
       });
+}
+
+TEST_P(EmulatedDecodeSm80, GivesThemWithCtasThatDivideK) {
+  emulator::use_shared_memory(shared);
+  const emulator::FloatLayer layer(GetParam());
+  const gpu_tile::Geometry& weight = layer.task().weight.geometry;
+  const int chunks = decode_sm80_chunks(weight.records());
+  for (const int split : {2, 3})  // of 1 to 8 chunks: unequal parts, and fewer chunks than CTAs
+    layer.expect_split_sums(
+        split, decode_sm80_bytes(weight.tiles(), std::min(split, chunks)),
+        [](const LinearTask& task, int ctas) { return linear_decode_sm80(task, ctas, nullptr); },
+        [&](int n, int k) {
+          return emulator::Multiplied{layer.weight.value(n, k), layer.a_dtype == DType::bf16 ? 0x1p-15 : 0x1p-18};
+        });
+}
+
+/// A GPU of 132 multiprocessors is filled by four CTAs of 16 row tiles, by two of 64, and without any split by 128.
+TEST(DecodeSm80, DividesKWhereMultiprocessorsWouldBeIdle) {
+  EXPECT_EQ(decode_sm80_ranks(16, 32, 132), 4);
+  EXPECT_EQ(decode_sm80_ranks(64, 32, 132), 2);
+  EXPECT_EQ(decode_sm80_ranks(64, 112, 132), 2);
+  EXPECT_EQ(decode_sm80_ranks(128, 64, 132), 1);
+  EXPECT_EQ(decode_sm80_ranks(448, 32, 132), 1);
+  EXPECT_EQ(decode_sm80_ranks(8, 8, 132), 1);  // one chunk
 }
 
 constexpr emulator::FloatCase kCases[] = {

@@ -106,6 +106,33 @@ struct FloatLayer {
     return task;
   }
 
+  /// The same with `split`, launch(task, split), in `bytes` bytes of workspace, twice in the same, without clearing it: the sums, and the same
+  /// bits again.
+  template <class Launch, class Weight>
+  void expect_split_sums(int split, std::size_t bytes, Launch launch, Weight multiplied) const {
+    constexpr std::uint64_t kFence = 0x7fc123457fc12345;  // NaNs, and no counters
+    constexpr std::size_t kAround = 64;
+    std::vector<std::uint64_t> memory(bytes / 8 + 2 * kAround, kFence);
+    std::vector<std::uint16_t> bits[2];
+    cuda::LinearTask split_task = task();
+    split_task.scratch_end = memory.data() + kAround + bytes / 8;
+    for (std::vector<std::uint16_t>& run : bits)
+      expect_sums(
+          split_task,
+          [&](const cuda::LinearTask& t) {
+            const auto result = launch(t, split);
+            const auto* d = static_cast<const std::uint16_t*>(t.epilogue.d);
+            run.assign(d, d + t.m * weight.n);
+            return result;
+          },
+          multiplied);
+    EXPECT_EQ(bits[0], bits[1]);
+    for (std::size_t i = 0; i < kAround; ++i) {
+      ASSERT_EQ(memory[i], kFence) << "written before the workspace";
+      ASSERT_EQ(memory[memory.size() - 1 - i], kFence) << "written past the workspace";
+    }
+  }
+
   /// Has `launch` compute D of `task`, and compares it with the sums of multiplied(n, k).
   template <class Launch, class Weight>
   void expect_sums(cuda::LinearTask task, Launch launch, Weight multiplied) const {

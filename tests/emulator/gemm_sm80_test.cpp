@@ -24,8 +24,39 @@ TEST_P(EmulatedGemmSm80, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
   const emulator::FloatLayer layer(GetParam());
   layer.expect_sums(
-      layer.task(), [](const LinearTask& task) { return linear_gemm_sm80(task, nullptr); },
+      layer.task(), [](const LinearTask& task) { return linear_gemm_sm80(task, 1, nullptr); },
       [&](int n, int k) { return emulator::rounded_weight(layer.weight, layer.a_dtype, n, k); });
+}
+
+TEST_P(EmulatedGemmSm80, GivesThemWithCtasThatDivideK) {
+  emulator::use_shared_memory(shared);
+  const emulator::FloatLayer layer(GetParam());
+  const gpu_tile::Geometry& weight = layer.task().weight.geometry;
+  for (const int split : {3, 8})  // of 3 to 12 records: unequal parts, and fewer records than CTAs
+    layer.expect_split_sums(
+        split, gemm_sm80_bytes(layer.m, weight.n, std::min(split, weight.records())),
+        [](const LinearTask& task, int ctas) { return linear_gemm_sm80(task, ctas, nullptr); },
+        [&](int n, int k) { return emulator::rounded_weight(layer.weight, layer.a_dtype, n, k); });
+}
+
+TEST(EmulatedGemmSm80, RefusesASplitThatCountersDoNotHold) {
+  const emulator::FloatLayer layer({DType::f16, Codes::u4, 128, ZeroKind::none, 4, 72, 256});
+  for (const int split : {0, 256}) EXPECT_EQ(linear_gemm_sm80(layer.task(), split, nullptr), cudaErrorInvalidValue);
+}
+
+TEST(GemmSm80, LaunchesHaveSumsThatStayInL2) {
+  EXPECT_EQ(gemm_sm80_tokens(4096, 1), std::numeric_limits<int>::max());
+  EXPECT_EQ(gemm_sm80_tokens(4096, 4), 256);
+  EXPECT_EQ(gemm_sm80_tokens(28672, 8), 64);
+  for (const std::int64_t n : {64, 1000, 4096, 28672})
+    for (const int ranks : {2, 4, 8}) {
+      std::size_t before = 0;
+      for (std::int64_t m = 1; m <= 2048; m += 31) {
+        EXPECT_GE(gemm_sm80_bytes(m, n, ranks), before) << "N=" << n << " M=" << m;
+        before = gemm_sm80_bytes(m, n, ranks);
+      }
+      EXPECT_EQ(gemm_sm80_bytes(1 << 20, n, ranks), gemm_sm80_bytes(gemm_sm80_tokens(n, ranks), n, ranks));
+    }
 }
 
 // Tiles of every shape; few multiprocessors choose the one with the fewest cycles.

@@ -63,7 +63,7 @@ namespace cuda {
 Result<int> current_device() { return 0; }
 Result<RingRoom> ring_room() { return not_emulated(); }
 Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { return not_emulated(); }
-Status launch_linear_sm80(const LinearTask&, Stream) { return not_emulated(); }
+Status launch_linear_sm80(const LinearTask&, int, Stream) { return not_emulated(); }
 Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return not_emulated(); }
 Status launch_wna8_sm80(const Wna8Task&, Stream) { return not_emulated(); }
 Status launch_gemm_sm80_experts(const LinearTask& task, int rows, Stream) {
@@ -82,7 +82,7 @@ Status launch_conv_sm80(const ConvTask&, Stream) { return not_emulated(); }
 Status launch_conv_w8a8_sm90(const ConvTask&, int, int, int, Stream) { return not_emulated(); }
 Status launch_conv_wna8_sm90(const ConvTask&, int, int, Stream) { return not_emulated(); }
 Status launch_conv_w8a8_sm80(const ConvTask&, Stream) { return not_emulated(); }
-Status launch_gemm_sm80(const LinearTask&, Stream) { return not_emulated(); }
+Status launch_gemm_sm80(const LinearTask&, int, Stream) { return not_emulated(); }
 Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return not_emulated(); }
 Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream) {
   return status_of(emulator::epilogue_rows(epilogue, sums, m, n));

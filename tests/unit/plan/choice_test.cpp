@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "fmt/format.h"
+#include "kernels/cuda/table/wna16.hpp"
+#include "kernels/kernel.hpp"
 #include "plan/choose.hpp"
 #include "survey.hpp"
 
@@ -121,23 +123,24 @@ std::vector<std::string> chosen_for_experts(const GpuInfo& gpu, const char* sche
   return names;
 }
 
+const GpuInfo kA100{.name = "NVIDIA A100",
+                    .compute_capability = 80,
+                    .sms = 108,
+                    .shared_bytes_per_block = 166912,
+                    .l2_bytes = 41943040,
+                    .memory_bytes = std::int64_t{80} << 30,
+                    .read_gbytes_per_s = 1800,
+                    .isas = 1U << static_cast<int>(Isa::simt) | 1U << static_cast<int>(Isa::sm80)};
+
 TEST(ExpertChoice, OfAnA100IsOfTensorCoresInTilesOfFewAndOfManyRows) {
-  const GpuInfo a100{.name = "NVIDIA A100",
-                     .compute_capability = 80,
-                     .sms = 108,
-                     .shared_bytes_per_block = 166912,
-                     .l2_bytes = 41943040,
-                     .memory_bytes = std::int64_t{80} << 30,
-                     .read_gbytes_per_s = 1800,
-                     .isas = 1U << static_cast<int>(Isa::simt) | 1U << static_cast<int>(Isa::sm80)};
   const auto few_and_many = [](const std::string& few, const std::string& many) { return std::vector{few, few, many}; };
-  EXPECT_EQ(chosen_for_experts(a100, "u4b8g128", "gpu_n64k128"),
+  EXPECT_EQ(chosen_for_experts(kA100, "u4b8g128", "gpu_n64k128"),
             few_and_many("linear_any_bf16_any__cuda_sm80_experts_m16n64k128", "linear_any_bf16_any__cuda_sm80_gemm"));
-  EXPECT_EQ(chosen_for_experts(a100, "s8r_u4b8g128", "gpu_n64k128"),
+  EXPECT_EQ(chosen_for_experts(kA100, "s8r_u4b8g128", "gpu_n64k128"),
             few_and_many("linear_any_s8i16_any__cuda_sm80_experts_m16n64k128", "linear_any_s8i16_any__cuda_sm80_n64k128"));
-  EXPECT_EQ(chosen_for_experts(a100, "s8r_s8c", "gpu_w8n64k128"),
+  EXPECT_EQ(chosen_for_experts(kA100, "s8r_s8c", "gpu_w8n64k128"),
             few_and_many("linear_any_s8_any__cuda_sm80_experts_m16n64k128", "linear_any_s8_any__cuda_sm80_n64k128"));
-  EXPECT_EQ(chosen_for_experts(a100, "e4m3g128_e4m3b128x128", "gpu_w8n64k128"),
+  EXPECT_EQ(chosen_for_experts(kA100, "e4m3g128_e4m3b128x128", "gpu_w8n64k128"),
             few_and_many("linear_any_e4m3_any__cuda_sm80_experts_m16n64k128", "linear_any_e4m3_any__cuda_sm80_n64k128"));
 }
 
@@ -150,6 +153,78 @@ TEST(ExpertChoice, OfHopperIsOfItsOwnKernels) {
                                          {"e4m3g128_e4m3b128x128", "gpu_w8n64k128"}})
       for (const std::string& kernel : chosen_for_experts(*described_gpu(gpu), scheme, layout))
         EXPECT_NE(kernel.find("__cuda_sm90"), std::string::npos) << gpu << " " << scheme << ": " << kernel;
+}
+
+// ---- K divided among CTAs, on sm_80's kernels of linear layers
+
+Problem layer(std::int64_t m, std::int64_t n, std::int64_t k, const GpuInfo& gpu) {
+  return {.m = m,
+          .n = n,
+          .k = k,
+          .scheme = Scheme::parse("u4b8g128")->weight,
+          .layout = "gpu_n64k128",
+          .memory = Backend::cuda,
+          .a_dtype = DType::f16,
+          .epilogue = {.out = DType::f16},
+          .gpu = &gpu};
+}
+/// The end of the kernel's name, behind "sm80_".
+std::string chosen_sm80(std::int64_t m, std::int64_t n, std::int64_t k) {
+  const nibble::Choice choice = choose_kernel(layer(m, n, k, kA100), {}, false);
+  const std::string name(choice.kernel == nullptr ? "none" : choice.kernel->name);
+  const auto at = name.find("sm80_");
+  return at == std::string::npos ? name : name.substr(at + 5);
+}
+
+/// An A100 has 108 SMs. 4096 rows are 64 tiles of 64 × 32; 28672 are 112 of 256 × 64, or 224 CTAs that have half of K each, in three rounds of half the
+/// length instead of two.
+TEST(SplitChoice, DividesKWhereTilesLeaveMultiprocessorsIdle) {
+  EXPECT_EQ(chosen_sm80(32, 4096, 4096), "gemm4");
+  EXPECT_EQ(chosen_sm80(64, 4096, 4096), "gemm4");
+  EXPECT_EQ(chosen_sm80(32, 1024, 8192), "gemm8");
+  EXPECT_EQ(chosen_sm80(64, 28672, 4096), "gemm2");
+  EXPECT_EQ(chosen_sm80(64, 27648, 4096), "gemm");  // 108 tiles
+  EXPECT_EQ(chosen_sm80(2048, 4096, 4096), "gemm");
+  EXPECT_EQ(chosen_sm80(1, 4096, 14336), "m16n64k128");  // which divides K by itself (decode_sm80_ranks)
+}
+
+/// The predicted time of a split: rounds of CTAs × records of a rank, and adding the sums.
+TEST(SplitChoice, IsByThePredictedTime) {
+  GpuInfo gpu = kA100;
+  gpu.sms = 132;
+  const auto us = [&](int split, std::int64_t m, std::int64_t n, std::int64_t k) {
+    return cuda::gemm_sm80_cost_us(split, gpu, layer(m, n, k, gpu));
+  };
+  // 64 CTAs of 64 × 32: two or four times as many have SMs, alone or two by two.
+  EXPECT_LT(us(2, 32, 4096, 4096), us(1, 32, 4096, 4096) - 3);
+  EXPECT_LT(us(4, 32, 4096, 4096), us(2, 32, 4096, 4096));
+  // Deep layers gain more, layers that fill the GPU lose what adding takes.
+  EXPECT_LT(us(4, 32, 4096, 14336) / us(1, 32, 4096, 14336), us(4, 32, 4096, 4096) / us(1, 32, 4096, 4096));
+  EXPECT_GT(us(2, 512, 28672, 4096), us(1, 512, 28672, 4096));
+  // What was not measured does not count on a GPU whose own kernels were.
+  const GpuInfo h200 = *described_gpu("h200");
+  EXPECT_EQ(cuda::gemm_sm80_cost_us(4, h200, layer(32, 4096, 4096, h200)),
+            cuda::gemm_sm80_cost_us(1, h200, layer(32, 4096, 4096, h200)));
+  // No more CTAs divide K than there are records.
+  EXPECT_EQ(us(8, 32, 4096, 256), us(4, 32, 4096, 256));
+}
+
+/// The workspace of a split has the sums of a launch, which are bounded; it does not decrease with M.
+TEST(SplitChoice, WorkspaceIsThatOfALaunch) {
+  const GpuInfo h200 = *described_gpu("h200");
+  for (const char* name : {"linear_any_f16_any__cuda_sm80_gemm2", "linear_any_f16_any__cuda_sm80_gemm8"}) {
+    const Kernel* const kernel = find_kernel(name);
+    ASSERT_NE(kernel, nullptr) << name;
+    std::size_t before = 0;
+    for (std::int64_t m = 1; m <= 4096; m *= 2) {
+      const std::size_t bytes = kernel->workspace(*kernel, layer(m, 4096, 4096, h200));
+      EXPECT_GE(bytes, before) << name << " M=" << m;
+      EXPECT_LE(bytes, std::size_t{17} << 20) << name << " M=" << m;
+      EXPECT_GE(bytes, static_cast<std::size_t>(kernel->tile.split * std::min<std::int64_t>(m, 64) * 4096 * 4))
+          << name << " M=" << m;
+      before = bytes;
+    }
+  }
 }
 
 }  // namespace

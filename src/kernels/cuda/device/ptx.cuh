@@ -128,6 +128,14 @@ __device__ inline void store_release(std::uint64_t* flag, std::uint64_t value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
 
+/// Stores `value` if it finds `expected`; returns what it found. Releases what this CTA wrote before a barrier, and acquires what other CTAs
+/// released, for this CTA after a barrier.
+__device__ inline std::uint64_t compare_and_swap(std::uint64_t* at, std::uint64_t expected, std::uint64_t value) {
+  std::uint64_t found;
+  asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(found) : "l"(at), "l"(expected), "l"(value) : "memory");
+  return found;
+}
+
 // ---- device memory
 
 /// 16 bytes, if `wanted`: one instruction, without a jump. A uint4 that is assigned may become four stores of 4 bytes.

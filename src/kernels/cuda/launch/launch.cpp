@@ -224,8 +224,8 @@ Status launch_linear_sm90(const LinearTask& task, const DecodeConfig& config, St
   return status_of(linear_decode_sm90(task, config, native(stream)), "linear_decode_sm90");
 }
 
-Status launch_linear_sm80(const LinearTask& task, Stream stream) {
-  return status_of(linear_decode_sm80(task, native(stream)), "linear_decode_sm80");
+Status launch_linear_sm80(const LinearTask& task, int split, Stream stream) {
+  return status_of(linear_decode_sm80(task, split, native(stream)), "linear_decode_sm80");
 }
 
 Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int split, Stream stream) {
@@ -305,8 +305,8 @@ Status launch_conv_direct_s8(const ConvTask& task, Stream stream) {
   return status_of(conv_direct_s8(task, native(stream)), describe("conv_direct_s8", task));
 }
 
-Status launch_gemm_sm80(const LinearTask& task, Stream stream) {
-  return status_of(linear_gemm_sm80(task, native(stream)), "linear_gemm_sm80");
+Status launch_gemm_sm80(const LinearTask& task, int split, Stream stream) {
+  return status_of(linear_gemm_sm80(task, split, native(stream)), "linear_gemm_sm80");
 }
 
 Status launch_linear_simt(const LinearTask& task, Stream stream) {

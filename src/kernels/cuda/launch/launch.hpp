@@ -36,7 +36,7 @@ Status launch_combine_rows(const CombineTask& task, Stream stream);
 Result<RingRoom> ring_room();
 /// config.tokens rows at a time; more rows take several launches.
 Status launch_linear_sm90(const LinearTask& task, const DecodeConfig& config, Stream stream);
-Status launch_linear_sm80(const LinearTask& task, Stream stream);
+Status launch_linear_sm80(const LinearTask& task, int split, Stream stream);
 /// The ordinal of the current device.
 Result<int> current_device();
 /// `tokens` of a pass, `depth` warpgroups and `split` CTAs that share K; see gemm.hpp.
@@ -58,7 +58,7 @@ Status launch_conv_wna8_sm90(const ConvTask& task, int tokens, int split, Stream
 Status launch_conv_w8a8_sm80(const ConvTask& task, Stream stream);
 Status launch_conv_direct(const ConvTask& task, Stream stream);
 Status launch_conv_direct_s8(const ConvTask& task, Stream stream);
-Status launch_gemm_sm80(const LinearTask& task, Stream stream);
+Status launch_gemm_sm80(const LinearTask& task, int split, Stream stream);
 Status launch_linear_simt(const LinearTask& task, Stream stream);
 /// Asks cuBLASLt for algorithms, on the current GPU.
 Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec& spec);

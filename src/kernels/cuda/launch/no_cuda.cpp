@@ -28,7 +28,7 @@ namespace cuda {
 Result<int> current_device() { return no_cuda(); }
 Result<RingRoom> ring_room() { return no_cuda(); }
 Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { return no_cuda(); }
-Status launch_linear_sm80(const LinearTask&, Stream) { return no_cuda(); }
+Status launch_linear_sm80(const LinearTask&, int, Stream) { return no_cuda(); }
 Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_wna8_sm80(const Wna8Task&, Stream) { return no_cuda(); }
 Status launch_gemm_sm80_experts(const LinearTask&, int, Stream) { return no_cuda(); }
@@ -47,7 +47,7 @@ Status launch_conv_wna8_sm90(const ConvTask&, int, int, Stream) { return no_cuda
 Status launch_conv_w8a8_sm80(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_direct(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_direct_s8(const ConvTask&, Stream) { return no_cuda(); }
-Status launch_gemm_sm80(const LinearTask&, Stream) { return no_cuda(); }
+Status launch_gemm_sm80(const LinearTask&, int, Stream) { return no_cuda(); }
 Status launch_linear_simt(const LinearTask&, Stream) { return no_cuda(); }
 Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec&) { return no_cuda(); }
 Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { return no_cuda(); }

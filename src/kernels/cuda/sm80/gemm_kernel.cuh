@@ -25,7 +25,9 @@
 // is the bound, because each warp loads all tokens for them. Smaller shapes are for layers and batches that would otherwise leave SMs
 // without a CTA: the launcher takes the shape with the fewest cycles, waves × cycles of a CTA.
 //
-// Every shape sums in the same order, which depends on K only: a row's bits depend neither on M nor on the other rows.
+// With few tiles S CTAs divide K of each (split_k.cuh): rank r has the records [r·R/S, (r+1)·R/S). S is a number of the launch, not of the kernel.
+//
+// Every shape sums in the same order, which depends on K and S only: a row's bits depend neither on M nor on the other rows.
 //
 // In a convolution (kPatches, compiled separately) tokens are output pixels. A thread copies 8 channels of a pixel of the image, 16 bytes,
 // or writes zeros: for padding, and for channels past the last.
@@ -50,7 +52,9 @@
 #include "kernels/cuda/device/patch_corners.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/shared_memory.hpp"
+#include "kernels/cuda/device/split_k.cuh"
 #include "kernels/cuda/tasks/gemm.hpp"
+#include "kernels/cuda/tasks/gemm_sm80.hpp"
 #include "kernels/cuda/weights/weight_fragment.cuh"
 
 namespace nibble::cuda {
@@ -83,6 +87,7 @@ struct Params {
   Patches patches;                            // of a convolution: x are images [B,H,W,C], pixels x_stride apart
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
   ExpertTiles experts;                        // of rows of experts, whose tiles are the token blocks
+  SplitK split;                               // neither of a convolution nor of experts
 };
 
 /// The tokens of a CTA: rows [first, end) of A and D, and where their weight begins behind that of the first expert.
@@ -138,10 +143,10 @@ struct Share {
 template <class S>
 class RowCopier {
  public:
-  __device__ RowCopier(const Params& p, std::uint32_t, int, const Tokens& tokens) {
+  __device__ RowCopier(const Params& p, std::uint32_t, int, const Tokens& tokens, int first_record) {
     const Share<S> share;
     tokens_ = tokens.end - tokens.first - share.token;
-    channel_ = share.chunk * 8;
+    channel_ = first_record * gpu_tile::kChannels + share.chunk * 8;
     x_ = p.x + (tokens.first + share.token) * p.x_stride;
     to_ = share.place();
   }
@@ -181,7 +186,7 @@ template <class S>
 class PatchCopier {
  public:
   /// `table`: the corners of the CTA's tokens.
-  __device__ PatchCopier(const Params& p, std::uint32_t table, int first_row, const Tokens& tokens) {
+  __device__ PatchCopier(const Params& p, std::uint32_t table, int first_row, const Tokens& tokens, int) {
     const Share<S> share;
     const Patches& patches = p.patches;
     at_ = patch_channel(patches, share.chunk * 8);
@@ -213,18 +218,20 @@ class PatchCopier {
 template <class S, Codes kCodes, class Activations>
 class Copier {
  public:
-  __device__ Copier(const Params& p, std::uint32_t table, int first_tile, const Tokens& tokens)
+  __device__ Copier(const Params& p, std::uint32_t table, int first_tile, const Tokens& tokens, const RecordRun& run)
       : has_record_(first_tile + part() < p.tiles),
-        record_(p.records + tokens.weight + std::int64_t{first_tile + part()} * p.tile_records * p.format.bytes + byte()),
+        record_(p.records + tokens.weight + (std::int64_t{first_tile + part()} * p.tile_records + run.first) * p.format.bytes +
+                byte()),
         record_to_(S::kXBytes + part() * p.format.bytes + byte()),
-        activations_(p, table, first_tile * gpu_tile::kRows, tokens) {}
+        activations_(p, table, first_tile * gpu_tile::kRows, tokens, run.first),
+        left_(run.count) {}
 
   /// The next record, into the stage at `to`; nothing when there is none.
   __device__ void request(const Params& p, std::uint32_t to) {
-    if (requested_ < p.tile_records) {
+    if (left_ > 0) {
       copy_record(p.format, to + record_to_);
       activations_.request(p, to);
-      ++requested_;
+      --left_;
       record_ += p.format.bytes;
       activations_.advance(p);
     }
@@ -251,7 +258,7 @@ class Copier {
   const std::uint8_t* record_;
   std::uint32_t record_to_;
   Activations activations_;
-  int requested_ = 0;
+  int left_;  // records
 };
 
 /// 16 channels of all tokens as B operands: [2·i], [2·i + 1] of token tile i.
@@ -306,8 +313,16 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
   const int row_warp = warp % kRowWarps, part = warp / kRowWarps;  // part: of K
   const RecordFormat format = known<kUsual>(p.format);
 
+  // The ranks of a tile are neighbours, so that tiles end one after the other. Recomputed at the end: no registers are free in between.
+  constexpr bool kSplits = !kPatches && !kExperts;
+  const auto tile_index = [&] { return static_cast<int>(blockIdx.x) / (kSplits ? p.split.ranks : 1); };
+  const auto rank_of_cta = [&] { return static_cast<int>(blockIdx.x) % (kSplits ? p.split.ranks : 1); };
+  const auto records = [&] {
+    return kSplits ? records_of(rank_of_cta(), p.split.ranks, p.tile_records) : RecordRun{0, p.tile_records};
+  };
+
   // Groups of token tiles, in them row blocks, in them token tiles: CTAs that run at a time share weights.
-  const int index = static_cast<int>(blockIdx.x);
+  const int index = tile_index();
   const int first_of_group = index / (kRasterTokens * p.row_blocks) * kRasterTokens;
   const int width = min(kRasterTokens, p.token_blocks - first_of_group);
   const int in_group = index - first_of_group * p.row_blocks;
@@ -347,7 +362,7 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
   };
 
   using Activations = std::conditional_t<kPatches, PatchCopier<S>, RowCopier<S>>;
-  Copier<S, kCodes, Activations> copier(p, base + p.stages * p.stage_bytes, first_tile, tokens);
+  Copier<S, kCodes, Activations> copier(p, base + p.stages * p.stage_bytes, first_tile, tokens, records());
 #pragma unroll 1
   for (int s = 0; s < p.stages; ++s) copier.request(p, base + s * p.stage_bytes);
   wait_for_all_but(p.stages - 1);
@@ -361,7 +376,7 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
 
   std::uint32_t now = base;
 #pragma unroll 1
-  for (int left = p.tile_records; left > 0; --left) {
+  for (int left = records().count; left > 0; --left) {
     std::uint32_t next = now + p.stage_bytes;
     if (next == base + p.stages * p.stage_bytes) next = base;
 #pragma unroll(kUsual ? 2 : 1)  // the unusual kernel's constants can be hundreds of instructions
@@ -401,7 +416,7 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
     constexpr float kUnit = 1.0f / kScaleUp<Act>;
     factors[f] = {kUnit, kUnit};
     if (p.scale_after) {  // every record has the same
-      const int stage = (p.tile_records - 1) % p.stages;
+      const int stage = (records().count - 1) % p.stages;
       factors[f] =
           load_row_pair(base + stage * p.stage_bytes + slot_at(0), row_pair_position(fragment + f, lane), format.scale_type);
     }
@@ -426,6 +441,11 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
     __syncthreads();
   }
 
+  if constexpr (kSplits) {
+    if (p.split.ranks > 1 && !add_ranks<kThreads, S::kRows, S::kSumPitch, S::kTokens>(
+                                 p.split, tile_index(), rank_of_cta(), min(tokens.end - tokens.first, S::kTokens), all_sums))
+      return;
+  }
   if (kPatches && p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
     const int pixels = p.patches.pixels();
 #pragma unroll 1
@@ -463,18 +483,18 @@ using Kernel = const Launchable<Params>*;
 struct Variant {
   int tokens, tiles;
   int sum_bytes;
-  int ctas;    // that share an SM
-  int cycles;  // of an SM for a record, about: of the matrix instructions (6.3 a scheduler) or of ldmatrix, and of the barrier
+  int ctas;                  // that share an SM
+  GemmSm80Shape shape;       // its times are compared among variants only
   Kernel integers[2][2][2];  // [usual][bf16][8 bits]
   Kernel floats[2][2];       // codes that are floats: [bf16][8 bits]
 };
 template <class S, bool kPatches, bool kExperts = false>
-constexpr Variant variant(int cycles) {
+constexpr Variant variant(const GemmSm80Shape& shape) {
   return {S::kTokens,
           S::kTiles,
           S::kSumBytes,
           S::kCtas,
-          cycles,
+          shape,
           {{{&kLaunchable<gemm_sm80_kernel<S, __half, Codes::u4, false, kPatches, kExperts>>,
              &kLaunchable<gemm_sm80_kernel<S, __half, Codes::u8, false, kPatches, kExperts>>},
             {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u4, false, kPatches, kExperts>>,
@@ -487,6 +507,12 @@ constexpr Variant variant(int cycles) {
             &kLaunchable<gemm_sm80_kernel<S, __half, Codes::e4m3, false, kPatches, kExperts>>},
            {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::e2m1, false, kPatches, kExperts>>,
             &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::e4m3, false, kPatches, kExperts>>}}};
+}
+
+/// By the cycles of an SM for a record, about: of the matrix instructions (6.3 a scheduler) or of ldmatrix, and of the barrier.
+template <class S, bool kPatches, bool kExperts = false>
+constexpr Variant variant(int cycles) {
+  return variant<S, kPatches, kExperts>({S::kRows, S::kTokens, static_cast<double>(cycles), static_cast<double>(cycles)});
 }
 
 /// The number of stages that fit; 0 when fewer than kMinStages do.
@@ -519,24 +545,27 @@ Params params(const DeviceWeight& weight, const epilogue::Element& epilogue, int
   return p;
 }
 
-/// Chooses the shape with the fewest cycles and the longest ring that fits, and launches.
-cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, cudaStream_t stream) {
+/// Chooses the fastest shape and the longest ring that fits, and launches. With p.split.ranks sums meet in the memory before scratch_end.
+cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, cudaStream_t stream, void* scratch_end = nullptr) {
   int device = 0, most = 0, sms = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
   if (const cudaError_t e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return e;
   const Variant* best = nullptr;
-  std::int64_t best_cycles = 0, best_ctas = 0;
+  double best_us = 0;
+  std::int64_t best_ctas = 0;
+  const int ranks = p.split.ranks, records = records_of(ranks - 1, ranks, p.tile_records).count;  // the last rank has the most
   for (const Variant& v : variants) {
     if (p.patches.groups > 1 && p.patches.group_outputs % (v.tiles * gpu_tile::kRows) != 0)
       continue;  // a CTA's rows are of one group
     if (stages_in(most - table_bytes(p, v), stage_bytes(v.tokens, v.tiles, p.format.bytes)) == 0) continue;
-    const std::int64_t ctas = std::int64_t{(p.tiles + v.tiles - 1) / v.tiles} * token_blocks(p, v);
-    const std::int64_t cycles = (ctas + sms - 1) / sms * v.cycles;
-    if (best == nullptr || cycles < best_cycles) best = &v, best_cycles = cycles, best_ctas = ctas;
+    const std::int64_t ctas = std::int64_t{(p.tiles + v.tiles - 1) / v.tiles} * token_blocks(p, v) * ranks;
+    const double us = gemm_sm80_us(v.shape, ctas, records, ranks, sms);
+    if (best == nullptr || us < best_us) best = &v, best_us = us, best_ctas = ctas;
   }
   if (best == nullptr || best_ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   p.row_blocks = (p.tiles + best->tiles - 1) / best->tiles;
   p.token_blocks = static_cast<int>(token_blocks(p, *best));
+  p.split = split_k(scratch_end, ranks, best_ctas / ranks, best->shape.rows, best->tokens);
   p.stage_bytes = stage_bytes(best->tokens, best->tiles, p.format.bytes);
   const int table = table_bytes(p, *best);
   p.stages = stages_in(most - table, p.stage_bytes);

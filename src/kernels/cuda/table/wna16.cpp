@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <ranges>
+#include <span>
 #include <vector>
 
 #include "core/error.hpp"
@@ -14,7 +17,9 @@
 #include "kernels/cuda/table/families.hpp"
 #include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/tasks/decode_ring.hpp"
+#include "kernels/cuda/tasks/decode_sm80.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
+#include "kernels/cuda/tasks/gemm_sm80.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -47,6 +52,24 @@ Result<std::shared_ptr<const void>> configure_decode_row(const Kernel& self, con
   const gpu_tile::Geometry weight = gpu_tile::geometry(p.scheme, p.zero_type, mean_expert(p).n, p.k);
   NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config, configure_decode(weight, 0, room, asked_of_decode(p, self.tile.m)));
   return std::shared_ptr<const void>(std::make_shared<const DecodeConfig>(config));
+}
+
+/// The CTAs that divide K of a row tile in sm_80's kernel for few tokens.
+int decode_sm80_ranks(const Problem& p) {
+  const gpu_tile::Geometry weight = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k);
+  return cuda::decode_sm80_ranks(weight.tiles(), weight.records(), std::max(1, gpu_of(p).sms));
+}
+
+Result<std::shared_ptr<const void>> configure_decode_sm80(const Kernel&, const Problem& p) {
+  return std::shared_ptr<const void>(std::make_shared<const DecodeConfig>(DecodeConfig{.split = decode_sm80_ranks(p)}));
+}
+
+std::size_t decode_sm80_workspace(const Kernel&, const Problem& p) {
+  return decode_sm80_bytes(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).tiles(), decode_sm80_ranks(p));
+}
+
+Status run_decode_sm80(const Kernel&, const StepArgs& args) {
+  return launch_linear_sm80(linear_task(args), static_cast<const DecodeConfig*>(args.config)->split, args.stream);
 }
 
 Status run_dense(const Kernel&, const StepArgs& args) {
@@ -109,7 +132,7 @@ Status accepts_tensor_core(const Kernel& self, const Problem& p) {
   if (p.k > kMostChannels) return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostChannels);
   NIBBLE_RETURN_IF_ERROR(accepts_decoded_codes(p));
   NIBBLE_RETURN_IF_ERROR(accepts_one_weight(self, p));
-  const bool gemm = self.variant == "gemm" || self.variant == kOfExperts;
+  const bool gemm = self.variant.starts_with("gemm") || self.variant == kOfExperts;
   NIBBLE_RETURN_IF_ERROR(accepts_slots(p, gemm || p.scheme.codes == DType::e4m3 ? 32 : 16));
   const int needed = sm80_least_shared(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).record_bytes());
   const bool decodes = self.isa == Isa::sm80 && p.experts == 0;  // of the GEMM two stages fit into the 99 KiB of every GPU
@@ -180,11 +203,20 @@ double decode_row_cost_us(const Kernel& self, const Problem& p) {
 
 double wgmma_cost_us(const Kernel& self, const Problem& p) { return gemm_sm90_cost_us(self.tile, gpu_of(p), p); }
 
-double gemm_sm80_row_cost_us(const Kernel&, const Problem& p) { return gemm_sm80_cost_us(gpu_of(p), p); }
+double gemm_sm80_row_cost_us(const Kernel& self, const Problem& p) { return gemm_sm80_cost_us(self.tile.split, gpu_of(p), p); }
+
+/// The CTAs that divide K of a tile: as many as the row says, or as there are records.
+int gemm_sm80_ranks(int split, const Problem& p) {
+  return std::min(split, gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).records());
+}
+
+std::size_t gemm_sm80_workspace(const Kernel& self, const Problem& p) {
+  return gemm_sm80_bytes(p.m, p.n, gemm_sm80_ranks(self.tile.split, p));
+}
 
 Status run_gemm_sm80(const Kernel& self, const StepArgs& args) {
   if (args.experts != nullptr) return launch_gemm_sm80_experts(linear_task(args), self.expert_rows, args.stream);
-  return launch_gemm_sm80(linear_task(args), args.stream);
+  return launch_gemm_sm80(linear_task(args), self.tile.split, args.stream);
 }
 
 double few_of_experts_cost_us(const Kernel& self, const Problem& p) { return gemm_sm80_few_cost_us(self.tile, gpu_of(p), p); }
@@ -218,16 +250,19 @@ constexpr Kernel linear_row(Isa isa, std::string_view act) {
 constexpr Kernel decode_row(Isa isa, int tokens, std::string_view act) {
   Kernel row = linear_row(isa, act);
   row.tile = {tokens, gpu_tile::kRows, gpu_tile::kChannels};
-  row.summary = isa == Isa::sm80 ? "16-bit activations, few tokens: mma.sync, cp.async streams weights through a ring"
-                : tokens == 1
-                    ? "16-bit activations, one token per launch: mma.sync, bulk copies stream weights through a ring"
+  row.summary =
+      isa == Isa::sm80
+          ? "16-bit activations, few tokens: mma.sync, cp.async streams weights through a ring; few row tiles: CTAs split K"
+      : tokens == 1 ? "16-bit activations, one token per launch: mma.sync, bulk copies stream weights through a ring"
                     : "16-bit activations, few tokens: mma.sync, bulk copies stream weights through a ring; clusters split K";
   row.rounds_prescaled = true;
   row.sums = Sums::tensor_core_codes;
   row.accepts = accepts_decode;
   row.cost_us = decode_row_cost_us;
   if (isa == Isa::sm80) {
-    row.run = run_linear<launch_linear_sm80>;
+    row.workspace = decode_sm80_workspace;
+    row.configure = configure_decode_sm80;
+    row.run = run_decode_sm80;
   } else {
     row.configure = configure_decode_row;
     row.run = run_decode;
@@ -285,6 +320,23 @@ constexpr Kernel gemm_sm80_row(std::string_view act) {
   row.expert_rows = kSm80ExpertRows.many;
   row.cost_us = gemm_sm80_row_cost_us;
   row.run = run_gemm_sm80;
+  return row;
+}
+
+/// So many CTAs divide K of each tile.
+struct Sm80Split {
+  int ranks;
+  std::string_view variant;
+};
+constexpr Sm80Split kSm80Splits[] = {{2, "gemm2"}, {4, "gemm4"}, {8, "gemm8"}};
+
+constexpr Kernel gemm_sm80_split_row(std::string_view act, const Sm80Split& split) {
+  Kernel row = gemm_sm80_row(act);
+  row.variant = split.variant;
+  row.tile.split = split.ranks;
+  row.summary = "16-bit activations, few tiles: mma.sync, weights decoded in registers, loads by cp.async; several CTAs split K";
+  row.expert_rows = 0;
+  row.workspace = gemm_sm80_workspace;
   return row;
 }
 
@@ -348,7 +400,10 @@ std::span<const Kernel> wna16_kernels() {
     for (const std::string_view act : kActs) append(rows, wgmma_family(act), kTiles, kWgmmaSummaries);
     for (Kernel& row : rows)
       if (row.variant == "wgmma" && row.tile.m <= 128) row.expert_rows = row.tile.m;
-    for (const std::string_view act : kActs) rows.insert(rows.end(), {gemm_sm80_few_row(act), gemm_sm80_row(act)});
+    for (const std::string_view act : kActs) {
+      rows.insert(rows.end(), {gemm_sm80_few_row(act), gemm_sm80_row(act)});
+      for (const Sm80Split& split : kSm80Splits) rows.push_back(gemm_sm80_split_row(act, split));
+    }
     for (const std::string_view act : kActs) rows.push_back(dense_row(act));
     rows.insert(rows.end(), {simt_row(), dequantize_row()});
     return rows;
@@ -404,13 +459,26 @@ double simt_cost_us(const GpuInfo& gpu, const Problem& p) {
   return kLaunchUs + std::max(tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7, compute);
 }
 
-// Absent tokens of a matrix instruction cost nothing: m ≤ 8 takes less than 16. Of few rows, two SMs a tile are busy.
+namespace {
+
+constexpr double kSm80StartUs = 2.6;  // of a launch of sm_80's kernels that memory bounds
+
+/// The CTAs that divide K, for a prediction: adding their sums was not measured, so on a GPU with kernels of its own, which were, what they
+/// gain does not count.
+int counted(int ranks, const GpuInfo& gpu) {
+  const bool has_own = (gpu.isas >> static_cast<int>(Isa::sm90) & 1) != 0;
+  return has_own ? 1 : ranks;
+}
+
+}  // namespace
+
 double decode_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
-  const double sms = std::max(1, gpu.sms), tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
-  const double multiplied = (p.m <= 8 ? 3.4e4 : 2.1e4) * std::min(1.0, 2 * tiles / sms);  // weights a microsecond
-  const double weights = static_cast<double>(p.n) * static_cast<double>(p.k) / sms;
+  const gpu_tile::Geometry weight = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k);
+  const int sms = std::max(1, gpu.sms), ranks = counted(decode_sm80_ranks(weight.tiles(), weight.records(), sms), gpu);
+  const int tokens = static_cast<int>(std::min<std::int64_t>(p.m, kDecodeTokens));
   return short_slots(p) * std::ceil(static_cast<double>(p.m) / kDecodeTokens) *
-         (4.5 + std::max(tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7, weights / multiplied));
+         std::max(kSm80StartUs + tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7,
+                  decode_sm80_us(weight.tiles(), weight.records(), ranks, tokens, sms));
 }
 
 double decode_sm90_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
@@ -473,12 +541,22 @@ double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p)
   return wgmma_cost_us(gemm_sm90_features(tile, gpu, p), gpu) + (p.experts == 0 ? 0 : kDistributeUs);
 }
 
-double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
-  const double sms = std::max(1, gpu.sms);
-  const double tiles = std::ceil(static_cast<double>(p.m) / 64) * std::ceil(static_cast<double>(p.n) / 256);
-  const double record_us = has_whole_records(p) ? 1.1 : 2.6;
-  const double compute = std::ceil(tiles / sms) * std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels) * record_us;
-  return 6.0 + std::max(tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7, compute);
+// Launches of equal tokens, but the last. Records of several groups take as many times longer as was measured for 256 × 64.
+double gemm_sm80_cost_us(int split, const GpuInfo& gpu, const Problem& p) {
+  const int ranks = counted(gemm_sm80_ranks(split, p), gpu), sms = std::max(1, gpu.sms);
+  const int records = records_of(ranks - 1, ranks, gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).records()).count;
+  std::span<const GemmSm80Shape> shapes = kGemmSm80Shapes;
+  if (p.experts != 0) shapes = shapes.subspan(1, 1);  // sm80/gemm_experts.cu
+  const auto launch_us = [&](std::int64_t tokens) {
+    const auto us = [&](const GemmSm80Shape& shape) {
+      return gemm_sm80_us(shape, gemm_sm80_tiles(shape, tokens, p.n) * ranks, records, ranks, sms);
+    };
+    return std::ranges::min(shapes | std::views::transform(us));
+  };
+  const std::int64_t most = gemm_sm80_tokens(p.n, ranks), whole = p.m / most, rest = p.m % most;
+  const double longer = has_whole_records(p) ? 1 : 2.4;
+  const double compute = static_cast<double>(whole) * launch_us(most) + (rest == 0 ? 0 : launch_us(rest));
+  return std::max(kSm80StartUs + tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7, kGemmSm80LaunchUs + compute * longer);
 }
 
 /// Of tiles of 64 rows × 16 tokens, of which an SM runs several at a time. Not measured: as the matrix instructions and loads of

@@ -44,7 +44,8 @@ WgmmaFamily wna16_family(const Problem& problem);
 /// Predicted microseconds of sm_90's wgmma kernels of 16-bit activations.
 WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
-double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& problem);
+/// Of sm_80's GEMM, of whose CTAs `split` divide K of a tile.
+double gemm_sm80_cost_us(int split, const GpuInfo& gpu, const Problem& problem);
 /// The same of its tile for few rows of an expert.
 double gemm_sm80_few_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 /// The algorithms of cuBLASLt for it, of a W that lies as it is multiplied (in_place) or is dequantized first.

@@ -14,7 +14,8 @@ cudaError_t ring_room_sm90(RingRoom& room);
 /// M may be any.
 cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& config, cudaStream_t stream);
 
-/// For devices without TMA.
-cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream);
+/// For devices without TMA. `split` CTAs divide K of a row tile, fewer where there are fewer chunks of it; their sums meet before
+/// task.scratch_end (decode_sm80.hpp).
+cudaError_t linear_decode_sm80(const LinearTask& task, int split, cudaStream_t stream);
 
 }  // namespace nibble::cuda

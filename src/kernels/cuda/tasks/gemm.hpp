@@ -8,8 +8,9 @@
 
 namespace nibble::cuda {
 
-/// For devices without wgmma. A row's bits depend neither on M nor on the other rows.
-cudaError_t linear_gemm_sm80(const LinearTask& task, cudaStream_t stream);
+/// For devices without wgmma. `split` CTAs divide K of a tile, fewer where there are fewer records; their sums meet before task.scratch_end
+/// (gemm_sm80.hpp). A row's bits depend on `split`, but neither on M nor on the other rows.
+cudaError_t linear_gemm_sm80(const LinearTask& task, int split, cudaStream_t stream);
 /// The same of rows of experts, in tiles of up to `rows`: one of kSm80ExpertRows.
 cudaError_t linear_gemm_sm80_experts(const LinearTask& task, int rows, cudaStream_t stream);
 

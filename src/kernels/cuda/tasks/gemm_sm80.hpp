@@ -1,0 +1,56 @@
+// The sm_80 GEMM of 16-bit activations (sm80/gemm_kernel.cuh) in plain numbers: the shapes of its CTAs, how long they take, and the launches
+// whose CTAs divide K. The launcher chooses shapes by them, the planner rows of the table.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/cuda/tasks/split_k.hpp"
+
+namespace nibble::cuda {
+
+/// Output channels × tokens of a CTA, and microseconds of a record of 64 of these channels each: of a CTA that is the only one of its SM, and
+/// of each of several.
+struct GemmSm80Shape {
+  int rows, tokens;
+  double alone_us, shared_us;
+};
+/// Fitted to the sm80_gemm of bench/results/h200/survey-wna16.json, whose time at N = 4096 grows by so much a record from K = 4096 to 14336; that
+/// of several CTAs of 64 × 32, of which two share an SM, to N = 28672. Of 64 × 64 it was not measured.
+inline constexpr GemmSm80Shape kGemmSm80Shapes[] = {
+    {256, 64, 1.6, 1.6}, {128, 64, 0.93, 0.93}, {64, 64, 0.67, 0.6}, {64, 32, 0.45, 0.35}};
+/// The same fit: a launch, and the start and the end of a tile for each of its outputs.
+constexpr double kGemmSm80LaunchUs = 2.0, kGemmSm80OutputUs = 2.75e-4;
+
+/// Predicted microseconds of so many CTAs of a shape with so many records each, where `ranks` of them divide K of a tile, after the launch.
+constexpr double gemm_sm80_us(const GemmSm80Shape& shape, std::int64_t ctas, int records, int ranks, int sms) {
+  const std::int64_t rounds = (ctas + sms - 1) / sms;
+  const double cta_us =
+      kGemmSm80OutputUs * shape.rows * shape.tokens + records * (rounds == 1 ? shape.alone_us : shape.shared_us);
+  return static_cast<double>(rounds) * cta_us + add_ranks_us(ranks, rounds, shape.rows, shape.tokens);
+}
+
+/// The tiles of a launch.
+constexpr std::int64_t gemm_sm80_tiles(const GemmSm80Shape& shape, std::int64_t m, std::int64_t n) {
+  return (n + shape.rows - 1) / shape.rows * ((m + shape.tokens - 1) / shape.tokens);
+}
+
+/// The most tokens of a launch: where CTAs divide K as many as have sums of 16 MiB, which stay in L2. More take several launches.
+constexpr int gemm_sm80_tokens(std::int64_t n, int ranks) {
+  if (ranks == 1) return std::numeric_limits<int>::max();
+  constexpr std::int64_t kBytes = 16 << 20, kTokens = 64;
+  return static_cast<int>(std::max(kBytes / (4 * ranks * n) / kTokens, std::int64_t{1}) * kTokens);
+}
+
+/// The memory in which their sums meet, whatever the shape.
+constexpr std::size_t gemm_sm80_bytes(std::int64_t m, std::int64_t n, int ranks) {
+  const std::int64_t tokens = std::min<std::int64_t>(m, gemm_sm80_tokens(n, ranks));
+  std::size_t most = 0;
+  for (const GemmSm80Shape& s : kGemmSm80Shapes)
+    most = std::max(most, split_k_bytes(ranks, gemm_sm80_tiles(s, tokens, n), s.rows, s.tokens));
+  return most;
+}
+
+}  // namespace nibble::cuda

@@ -34,8 +34,8 @@ TEST_P(EmulatedDecodeSm80, GivesThemWithCtasThatDivideK) {
   const int chunks = decode_sm80_chunks(weight.records());
   for (const int split : {2, 3})  // of 1 to 8 chunks: unequal parts, and fewer chunks than CTAs
     layer.expect_split_sums(
-        split, decode_sm80_bytes(weight.tiles(), std::min(split, chunks)),
-        [](const LinearTask& task, int ctas) { return linear_decode_sm80(task, ctas, nullptr); },
+        decode_sm80_bytes(weight.tiles(), std::min(split, chunks)),
+        [&](const LinearTask& task) { return linear_decode_sm80(task, split, nullptr); },
         [&](int n, int k) {
           return emulator::Multiplied{layer.weight.value(n, k), layer.a_dtype == DType::bf16 ? 0x1p-15 : 0x1p-18};
         });

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "emulator/split_memory.hpp"
 #include "emulator/tile_weight.hpp"
 #include "kernels/cuda/tasks/linear_task.hpp"
 #include "nibble/types.hpp"
@@ -106,33 +107,6 @@ struct FloatLayer {
     return task;
   }
 
-  /// The same with `split`, launch(task, split), in `bytes` bytes of workspace, twice in the same, without clearing it: the sums, and the same
-  /// bits again.
-  template <class Launch, class Weight>
-  void expect_split_sums(int split, std::size_t bytes, Launch launch, Weight multiplied) const {
-    constexpr std::uint64_t kFence = 0x7fc123457fc12345;  // NaNs, and no counters
-    constexpr std::size_t kAround = 64;
-    std::vector<std::uint64_t> memory(bytes / 8 + 2 * kAround, kFence);
-    std::vector<std::uint16_t> bits[2];
-    cuda::LinearTask split_task = task();
-    split_task.scratch_end = memory.data() + kAround + bytes / 8;
-    for (std::vector<std::uint16_t>& run : bits)
-      expect_sums(
-          split_task,
-          [&](const cuda::LinearTask& t) {
-            const auto result = launch(t, split);
-            const auto* d = static_cast<const std::uint16_t*>(t.epilogue.d);
-            run.assign(d, d + t.m * weight.n);
-            return result;
-          },
-          multiplied);
-    EXPECT_EQ(bits[0], bits[1]);
-    for (std::size_t i = 0; i < kAround; ++i) {
-      ASSERT_EQ(memory[i], kFence) << "written before the workspace";
-      ASSERT_EQ(memory[memory.size() - 1 - i], kFence) << "written past the workspace";
-    }
-  }
-
   /// Has `launch` compute D of `task`, and compares it with the sums of multiplied(n, k).
   template <class Launch, class Weight>
   void expect_sums(cuda::LinearTask task, Launch launch, Weight multiplied) const {
@@ -160,6 +134,13 @@ struct FloatLayer {
     }
     EXPECT_EQ(wrong, 0);
     for (std::size_t i = static_cast<std::size_t>(m * n); i < d.size(); ++i) ASSERT_EQ(d[i], 0xa5a5) << "written past D";
+  }
+
+  /// The same twice in a workspace of `bytes` (expect_twice).
+  template <class Launch, class Weight>
+  void expect_split_sums(std::size_t bytes, Launch launch, Weight multiplied) const {
+    const auto expect = [&](const cuda::LinearTask& task, auto noting) { expect_sums(task, noting, multiplied); };
+    expect_twice(task(), bytes, static_cast<std::size_t>(2 * m * weight.n), launch, expect);
   }
 
  private:

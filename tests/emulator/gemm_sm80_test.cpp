@@ -34,8 +34,8 @@ TEST_P(EmulatedGemmSm80, GivesThemWithCtasThatDivideK) {
   const gpu_tile::Geometry& weight = layer.task().weight.geometry;
   for (const int split : {3, 8})  // of 3 to 12 records: unequal parts, and fewer records than CTAs
     layer.expect_split_sums(
-        split, gemm_sm80_bytes(layer.m, weight.n, std::min(split, weight.records())),
-        [](const LinearTask& task, int ctas) { return linear_gemm_sm80(task, ctas, nullptr); },
+        gemm_sm80_bytes(layer.m, weight.n, std::min(split, weight.records())),
+        [&](const LinearTask& task) { return linear_gemm_sm80(task, split, nullptr); },
         [&](int n, int k) { return emulator::rounded_weight(layer.weight, layer.a_dtype, n, k); });
 }
 
@@ -45,9 +45,9 @@ TEST(EmulatedGemmSm80, RefusesASplitThatCountersDoNotHold) {
 }
 
 TEST(GemmSm80, LaunchesHaveSumsThatStayInL2) {
-  EXPECT_EQ(gemm_sm80_tokens(4096, 1), std::numeric_limits<int>::max());
-  EXPECT_EQ(gemm_sm80_tokens(4096, 4), 256);
-  EXPECT_EQ(gemm_sm80_tokens(28672, 8), 64);
+  EXPECT_EQ(split_k_tokens(4096, 1), std::numeric_limits<int>::max());
+  EXPECT_EQ(split_k_tokens(4096, 4), 256);
+  EXPECT_EQ(split_k_tokens(28672, 8), 64);
   for (const std::int64_t n : {64, 1000, 4096, 28672})
     for (const int ranks : {2, 4, 8}) {
       std::size_t before = 0;
@@ -55,7 +55,7 @@ TEST(GemmSm80, LaunchesHaveSumsThatStayInL2) {
         EXPECT_GE(gemm_sm80_bytes(m, n, ranks), before) << "N=" << n << " M=" << m;
         before = gemm_sm80_bytes(m, n, ranks);
       }
-      EXPECT_EQ(gemm_sm80_bytes(1 << 20, n, ranks), gemm_sm80_bytes(gemm_sm80_tokens(n, ranks), n, ranks));
+      EXPECT_EQ(gemm_sm80_bytes(1 << 20, n, ranks), gemm_sm80_bytes(split_k_tokens(n, ranks), n, ranks));
     }
 }
 

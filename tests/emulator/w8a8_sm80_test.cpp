@@ -1,6 +1,7 @@
 // The sm_80 GEMM of 8-bit codes on both sides (w8a8_kernel.cuh) on the emulated GPU: the launcher and the kernels as they are.
 #include <gtest/gtest.h>
 
+#include "emulator/split_memory.hpp"
 #include "emulator/w8a8_layer.hpp"
 
 namespace nibble::cuda {
@@ -28,12 +29,27 @@ class EmulatedW8a8Sm80 : public testing::TestWithParam<emulator::W8A8Case> {};
 TEST_P(EmulatedW8a8Sm80, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
   const emulator::W8A8Layer layer(GetParam());
-  layer.expect_sums(layer.task(), [](const W8A8Task& task) { return linear_w8a8_sm80(task, nullptr); });
+  layer.expect_sums(layer.task(), [](const W8A8Task& task) { return linear_w8a8_sm80(task, 1, nullptr); });
+}
+
+TEST_P(EmulatedW8a8Sm80, GivesThemWithCtasThatDivideK) {
+  emulator::use_shared_memory(shared);
+  const emulator::W8A8Layer layer(GetParam());
+  const gpu_w8::Geometry weight = layer.task().weight.geometry;
+  if (!weight.integers) {
+    EXPECT_EQ(linear_w8a8_sm80(layer.task(), 2, nullptr), cudaErrorInvalidValue);
+    return;
+  }
+  for (const int split : {3, 8})  // of 2 to 16 records: unequal parts, and fewer records than CTAs
+    emulator::expect_twice(
+        layer.task(), w8a8_sm80_bytes(split, layer.c.m, weight.n, weight.records()), 0,
+        [&](const W8A8Task& task) { return linear_w8a8_sm80(task, split, nullptr); },
+        [&](const W8A8Task& task, auto noting) { layer.expect_sums(task, noting); });
 }
 
 TEST(EmulatedW8a8Sm80Weights, OfIntegersGiveExactSums) {
   emulator::use_shared_memory(shared);
-  emulator::expect_exact_sums([](const W8A8Task& task) { return linear_w8a8_sm80(task, nullptr); });
+  emulator::expect_exact_sums([](const W8A8Task& task) { return linear_w8a8_sm80(task, 1, nullptr); });
 }
 
 constexpr emulator::W8A8Case kCases[] = {

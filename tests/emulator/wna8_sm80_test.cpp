@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "emulator/fixed_point_layer.hpp"
+#include "emulator/split_memory.hpp"
 #include "emulator/wna8_layer.hpp"
 
 namespace nibble::cuda {
@@ -22,7 +23,19 @@ class EmulatedWna8Sm80 : public testing::TestWithParam<emulator::Wna8Case> {};
 TEST_P(EmulatedWna8Sm80, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
   const emulator::Wna8Layer layer(GetParam());
-  layer.expect_sums(layer.task(), [](const Wna8Task& task) { return linear_wna8_sm80(task, nullptr); });
+  layer.expect_sums(layer.task(), [](const Wna8Task& task) { return linear_wna8_sm80(task, 1, nullptr); });
+}
+
+TEST_P(EmulatedWna8Sm80, GivesThemWithCtasThatDivideK) {
+  emulator::use_shared_memory(shared);
+  const emulator::Wna8Layer layer(GetParam());
+  const int records = layer.task().weight.geometry.records();
+  for (const int split : {3, 8})  // of 3 to 16 records: unequal parts, and fewer records than CTAs
+    emulator::expect_twice(
+        layer.task(), wna8_sm80_bytes(layer.c.m, layer.c.n, std::min(split, records)),
+        static_cast<std::size_t>(2 * layer.c.m * layer.c.n),
+        [&](const Wna8Task& task) { return linear_wna8_sm80(task, split, nullptr); },
+        [&](const Wna8Task& task, auto noting) { layer.expect_sums(task, noting); });
 }
 
 constexpr emulator::Wna8Case kCases[] = {
@@ -84,7 +97,7 @@ TEST(EmulatedWna8Sm80, MultipliesFloatsAsThreeBytes) {
                                                   {8, 256, ZeroKind::integer, 25, 72, 512}};
   emulator::use_shared_memory(shared);
   for (const emulator::FixedPointCase& c : kLayers)
-    emulator::expect_f32_product(c, [](const Wna8Task& task) { return linear_wna8_sm80(task, nullptr); });
+    emulator::expect_f32_product(c, [](const Wna8Task& task) { return linear_wna8_sm80(task, 1, nullptr); });
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ Result<RingRoom> ring_room() { return not_emulated(); }
 Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { return not_emulated(); }
 Status launch_linear_sm80(const LinearTask&, int, Stream) { return not_emulated(); }
 Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return not_emulated(); }
-Status launch_wna8_sm80(const Wna8Task&, Stream) { return not_emulated(); }
+Status launch_wna8_sm80(const Wna8Task&, int, Stream) { return not_emulated(); }
 Status launch_gemm_sm80_experts(const LinearTask& task, int rows, Stream) {
   return status_of(emulator::linear_gemm_sm80_experts(task, rows));
 }
@@ -102,7 +102,7 @@ Status launch_dequantize_w8(const W8Weight& weight, void* out, DType type, std::
 Status launch_dequantize_dense(const DenseWeight& weight, void* out, DType type, std::int64_t stride, bool transposed, Stream) {
   return status_of(emulator::dequantize_dense(weight, out, type, stride, transposed));
 }
-Status launch_w8a8_sm80(const W8A8Task&, Stream) { return not_emulated(); }
+Status launch_w8a8_sm80(const W8A8Task&, int, Stream) { return not_emulated(); }
 Status launch_w8a8_sm90(const W8A8Task&, int, int, int, int, Stream) { return not_emulated(); }
 
 Status launch_linear_simt(const LinearTask& task, Stream) { return status_of(emulator::linear_simt(task)); }

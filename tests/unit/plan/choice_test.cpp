@@ -169,8 +169,12 @@ Problem layer(std::int64_t m, std::int64_t n, std::int64_t k, const GpuInfo& gpu
           .gpu = &gpu};
 }
 /// The end of the kernel's name, behind "sm80_".
-std::string chosen_sm80(std::int64_t m, std::int64_t n, std::int64_t k) {
-  const nibble::Choice choice = choose_kernel(layer(m, n, k, kA100), {}, false);
+std::string chosen_sm80(std::int64_t m, std::int64_t n, std::int64_t k, const char* scheme = "u4b8g128") {
+  Problem problem = layer(m, n, k, kA100);
+  const Scheme parsed = *Scheme::parse(scheme);
+  problem.scheme = parsed.weight, problem.act_scheme = parsed.act;
+  if (parsed.weight.codes == DType::s8) problem.layout = "gpu_w8n64k128";
+  const nibble::Choice choice = choose_kernel(problem, {}, false);
   const std::string name(choice.kernel == nullptr ? "none" : choice.kernel->name);
   const auto at = name.find("sm80_");
   return at == std::string::npos ? name : name.substr(at + 5);
@@ -186,6 +190,14 @@ TEST(SplitChoice, DividesKWhereTilesLeaveMultiprocessorsIdle) {
   EXPECT_EQ(chosen_sm80(64, 27648, 4096), "gemm");  // 108 tiles
   EXPECT_EQ(chosen_sm80(2048, 4096, 4096), "gemm");
   EXPECT_EQ(chosen_sm80(1, 4096, 14336), "m16n64k128");  // which divides K by itself (decode_sm80_ranks)
+}
+
+TEST(SplitChoice, DividesKOfCodesToo) {
+  EXPECT_EQ(chosen_sm80(64, 4096, 4096, "s8g128_u4b8g128"), "split4_n64k128");
+  EXPECT_EQ(chosen_sm80(8, 1024, 8192, "s8g128_u4b8g128"), "split8_n64k128");
+  EXPECT_EQ(chosen_sm80(2048, 8192, 4096, "s8g128_u4b8g128"), "n64k128");
+  EXPECT_EQ(chosen_sm80(64, 4096, 4096, "s8r_s8c"), "split4_n64k128");
+  EXPECT_EQ(chosen_sm80(2048, 8192, 4096, "s8r_s8c"), "n64k128");
 }
 
 /// The predicted time of a split: rounds of CTAs × records of a rank, and adding the sums.
@@ -212,7 +224,8 @@ TEST(SplitChoice, IsByThePredictedTime) {
 /// The workspace of a split has the sums of a launch, which are bounded; it does not decrease with M.
 TEST(SplitChoice, WorkspaceIsThatOfALaunch) {
   const GpuInfo h200 = *described_gpu("h200");
-  for (const char* name : {"linear_any_f16_any__cuda_sm80_gemm2", "linear_any_f16_any__cuda_sm80_gemm8"}) {
+  for (const char* name : {"linear_any_f16_any__cuda_sm80_gemm2", "linear_any_f16_any__cuda_sm80_gemm8",
+                           "linear_any_s8i16_any__cuda_sm80_split8_n64k128", "linear_any_s8_any__cuda_sm80_split2_n64k128"}) {
     const Kernel* const kernel = find_kernel(name);
     ASSERT_NE(kernel, nullptr) << name;
     std::size_t before = 0;

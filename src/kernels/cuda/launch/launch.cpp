@@ -235,8 +235,8 @@ Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int sp
                                      task.weight.geometry.k, tokens, split));
 }
 
-Status launch_wna8_sm80(const Wna8Task& task, Stream stream) {
-  return status_of(linear_wna8_sm80(task, native(stream)),
+Status launch_wna8_sm80(const Wna8Task& task, int split, Stream stream) {
+  return status_of(linear_wna8_sm80(task, split, native(stream)),
                    fmt::format("linear_wna8_sm80 M={} N={} K={}", task.m, task.weight.geometry.n, task.weight.geometry.k));
 }
 
@@ -386,8 +386,8 @@ Status launch_w8a8_simt(const W8A8Task& task, Stream stream) {
   return status_of(linear_w8a8_simt(task, native(stream)), describe("linear_w8a8_simt", task));
 }
 
-Status launch_w8a8_sm80(const W8A8Task& task, Stream stream) {
-  return status_of(linear_w8a8_sm80(task, native(stream)), describe("linear_w8a8_sm80", task));
+Status launch_w8a8_sm80(const W8A8Task& task, int split, Stream stream) {
+  return status_of(linear_w8a8_sm80(task, split, native(stream)), describe("linear_w8a8_sm80", task));
 }
 
 Status launch_w8a8_sm90(const W8A8Task& task, int tokens, int blocks, int depth, int split, Stream stream) {

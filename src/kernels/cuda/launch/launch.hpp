@@ -42,7 +42,7 @@ Result<int> current_device();
 /// `tokens` of a pass, `depth` warpgroups and `split` CTAs that share K; see gemm.hpp.
 Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int split, Stream stream);
 /// The same with activations that have been quantized; see wna8.hpp.
-Status launch_wna8_sm80(const Wna8Task& task, Stream stream);
+Status launch_wna8_sm80(const Wna8Task& task, int split, Stream stream);
 /// Of rows of experts, in tiles of up to `rows`: kSm80ExpertRows (expert_tiles.hpp).
 Status launch_gemm_sm80_experts(const LinearTask& task, int rows, Stream stream);
 Status launch_w8a8_sm80_experts(const W8A8Task& task, int rows, Stream stream);
@@ -92,7 +92,7 @@ Status launch_norm_codes(const NormTask& task, const QuantizeTask& codes, Stream
 Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream);
 /// 8-bit codes times 8-bit codes.
 Status launch_w8a8_simt(const W8A8Task& task, Stream stream);
-Status launch_w8a8_sm80(const W8A8Task& task, Stream stream);
+Status launch_w8a8_sm80(const W8A8Task& task, int split, Stream stream);
 /// int8 activations times integer codes in gpu_n64k128, on every GPU.
 Status launch_codes_simt(const CodesTask& task, Stream stream);
 /// `tokens` of a pass, its `blocks` of 64 rows, `depth` warpgroups and `split` CTAs that share K; see w8a8.hpp.

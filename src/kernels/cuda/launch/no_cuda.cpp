@@ -30,7 +30,7 @@ Result<RingRoom> ring_room() { return no_cuda(); }
 Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { return no_cuda(); }
 Status launch_linear_sm80(const LinearTask&, int, Stream) { return no_cuda(); }
 Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return no_cuda(); }
-Status launch_wna8_sm80(const Wna8Task&, Stream) { return no_cuda(); }
+Status launch_wna8_sm80(const Wna8Task&, int, Stream) { return no_cuda(); }
 Status launch_gemm_sm80_experts(const LinearTask&, int, Stream) { return no_cuda(); }
 Status launch_w8a8_sm80_experts(const W8A8Task&, int, Stream) { return no_cuda(); }
 Status launch_wna8_sm80_experts(const Wna8Task&, int, Stream) { return no_cuda(); }
@@ -68,7 +68,7 @@ Status launch_norm_rows(const NormTask&, Stream) { return no_cuda(); }
 Status launch_norm_codes(const NormTask&, const QuantizeTask&, Stream) { return no_cuda(); }
 Status launch_sum_codes(const QuantizedActs&, std::int64_t, std::int64_t, std::int32_t*, Stream) { return no_cuda(); }
 Status launch_w8a8_simt(const W8A8Task&, Stream) { return no_cuda(); }
-Status launch_w8a8_sm80(const W8A8Task&, Stream) { return no_cuda(); }
+Status launch_w8a8_sm80(const W8A8Task&, int, Stream) { return no_cuda(); }
 Status launch_w8a8_sm90(const W8A8Task&, int, int, int, int, Stream) { return no_cuda(); }
 Status launch_codes_simt(const CodesTask&, Stream) { return no_cuda(); }
 Status launch_dequantize(const DeviceWeight&, void*, DType, std::int64_t, bool, Stream) { return no_cuda(); }

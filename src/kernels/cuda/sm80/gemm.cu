@@ -19,7 +19,7 @@ cudaError_t linear_gemm_sm80(const LinearTask& task, int split, cudaStream_t str
       (task.a_dtype != DType::f16 && task.a_dtype != DType::bf16))
     return cudaErrorInvalidValue;
   const int ranks = std::min(split, geo.records());
-  const int most = gemm_sm80_tokens(geo.n, ranks);
+  const int most = split_k_tokens(geo.n, ranks);
   for (int done = 0; done < task.m; done += std::min(most, task.m - done)) {
     Params p = params(task.weight, task.epilogue.from_row(done), std::min(most, task.m - done));
     p.x = static_cast<const std::uint16_t*>(task.x) + done * task.x_stride;

@@ -12,7 +12,8 @@
 // channels those are does not matter as long as both operands agree. So a word's codes 0 and 2 are one pair, 1 and 3 the other, without
 // shuffles.
 //
-// Every sum is one warp's, in the order of the channels, whatever R and T are: a row's bits depend neither on M nor on the other rows.
+// Every sum is one warp's, in the order of the channels, whatever R and T are. With few tiles S CTAs divide K of each, as in gemm_kernel.cuh, and
+// their sums are added in that order: a row's bits depend neither on M nor on the other rows, those of integers neither on S.
 //
 // In a convolution (PatchCopier) tokens are output pixels. A thread copies 16 channels of a pixel of the image, or writes zeros, as in
 // gemm_kernel.cuh. Of experts (kExperts) token blocks are tiles of their rows, as there, too.
@@ -26,6 +27,7 @@
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/patch_corners.cuh"
 #include "kernels/cuda/device/shared_memory.hpp"
+#include "kernels/cuda/device/split_k.cuh"
 #include "kernels/cuda/steps/w8a8_scales.cuh"
 #include "kernels/cuda/tasks/w8a8.hpp"
 
@@ -64,6 +66,7 @@ struct Params {
   bool vector_codes;                          // rows of codes begin at multiples of 16 bytes
   Patches patches;                            // of a convolution: codes are images [B,H,W,C], pixels acts.pitch apart
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
+  SplitK split;                               // neither of a convolution nor of experts
 };
 
 // ---- operands
@@ -177,6 +180,7 @@ struct Gemm {
 
   const Params& p;
   std::uint32_t base;
+  RecordRun run;               // of the CTA
   int first_row;               // of the CTA
   int first_token, end_token;  // of the CTA: rows of A and D
   int group;                   // of its rows of the weight
@@ -276,15 +280,17 @@ struct Gemm {
 
   // ---- all of it
 
-  __device__ void run() const {
-    const int records = p.task.weight.geometry.records();
+  static constexpr bool kSplits = !Activations::kPatches && !kExperts;
+
+  __device__ void multiply_and_store() const {
+    const int first = kSplits ? run.first : 0, records = kSplits ? run.count : p.task.weight.geometry.records();
 #pragma unroll 1
-    for (int s = 0; s < S::kStages - 1 && s < records; ++s) request_weights(s, s);
+    for (int s = 0; s < S::kStages - 1 && s < records; ++s) request_weights(first + s, s);
     Activations activations(p, base, group, first_token, end_token);
     wait_for_predecessor();
 #pragma unroll 1
     for (int s = 0; s < S::kStages - 1; ++s) {
-      if (s < records) activations.request(s, s);
+      if (s < records) activations.request(first + s, s);
       ptx::async_copy_commit();
     }
 
@@ -295,14 +301,14 @@ struct Gemm {
       wait_for_stage<S::kStages - 2>();  // and all threads have read the previous stage, which is filled next
       const int ahead = record + S::kStages - 1, free_stage = stage == 0 ? S::kStages - 1 : stage - 1;
       if (ahead < records) {
-        request_weights(ahead, free_stage);
-        activations.request(ahead, free_stage);
+        request_weights(first + ahead, free_stage);
+        activations.request(first + ahead, free_stage);
       }
       ptx::async_copy_commit();
       if constexpr (kMode == Mode::grouped) {
         Sums parts = {};
         multiply(parts, stage);
-        add_grouped(sums, parts, record);
+        add_grouped(sums, parts, first + record);
       } else {
         multiply(sums, stage);
       }
@@ -323,6 +329,12 @@ struct Gemm {
           all[token_of(t, i) * S::kSumPitch + row_of(f, i)] = sum;
         }
     __syncthreads();
+    if constexpr (kSplits) {
+      const int ranks = p.split.ranks, block = static_cast<int>(blockIdx.x), tokens = min(S::kTokens, end_token - first_token);
+      if (ranks > 1 &&
+          !add_ranks<S::kThreads, S::kRows, S::kSumPitch, S::kTokens>(p.split, block / ranks, block % ranks, tokens, all))
+        return;
+    }
     if constexpr (Activations::kPatches)
       if (p.channel_stride != 0) return store_channels(all);
     store_rows_of_tokens(all);
@@ -395,8 +407,10 @@ __global__ void __launch_bounds__(S::kThreads, 1) w8a8_sm80_kernel(const __grid_
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int first_row = static_cast<int>(blockIdx.x) / p.token_blocks * S::kRows;  // blocks that share weights run together
-  const int token_block = static_cast<int>(blockIdx.x) % p.token_blocks;
+  const int ranks = Activations<S>::kPatches || kExperts ? 1 : p.split.ranks, rank = static_cast<int>(blockIdx.x) % ranks;
+  const int block = static_cast<int>(blockIdx.x) / ranks;
+  const int first_row = block / p.token_blocks * S::kRows;  // blocks that share weights run together
+  const int token_block = block % p.token_blocks;
   ExpertTile tile{0, token_block * S::kTokens, 0};
   if constexpr (kExperts) {
     // Tiles can be read before the wait: kernels from the one that writes them on let their successors start only then (steps/experts.cu).
@@ -406,6 +420,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) w8a8_sm80_kernel(const __grid_
   }
   const Gemm<S, kMode, Activations<S>, kExperts> gemm{.p = p,
                                                       .base = ptx::shared_address(shared),
+                                                      .run = records_of(rank, ranks, p.task.weight.geometry.records()),
                                                       .first_row = first_row,
                                                       .first_token = tile.first,
                                                       .end_token = kExperts ? tile.first + tile.rows : p.task.m,
@@ -414,7 +429,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) w8a8_sm80_kernel(const __grid_
                                                       .warp_row = warp % S::kWarpsN * S::kFragments * kFragmentRows,
                                                       .warp_token = warp / S::kWarpsN * S::kTiles * kTileTokens,
                                                       .lane = static_cast<int>(threadIdx.x) % 32};
-  gemm.run();
+  gemm.multiply_and_store();
 }
 
 }  // namespace

@@ -7,7 +7,9 @@
 //
 //   a record: 16-byte vectors of weights, 3 instructions for 8 of them │ 4 steps of T/8 products │ the fold, 3 instructions a sum
 //
-// Nothing is shared along K, and every T sums in the same order: a row's bits depend neither on M nor on the other rows.
+// The warps of a CTA share nothing along K. With few tiles S CTAs divide K of each, as in gemm_kernel.cuh: four warps alone on an SM
+// take three times as long for a record as one of several CTAs. Every T sums in the same order, which depends on K and S only: a row's bits depend
+// neither on M nor on the other rows.
 //
 // Of experts (kExperts, compiled separately) token blocks are tiles of their rows, as in gemm_kernel.cuh.
 #pragma once
@@ -19,6 +21,7 @@
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/shared_memory.hpp"
+#include "kernels/cuda/device/split_k.cuh"
 #include "kernels/cuda/tasks/wna8.hpp"
 #include "kernels/cuda/weights/code_fragment.cuh"
 
@@ -49,6 +52,7 @@ struct Params {
   int token_blocks;
   int stage_bytes;
   ExpertTiles experts;  // of rows of experts, whose tiles are the token blocks
+  SplitK split;         // not of experts
 };
 
 /// token_terms: bytes of a token in a record.
@@ -70,11 +74,13 @@ struct Gemm {
 
   const Params& p;
   std::uint32_t base;
+  RecordRun run;               // of the CTA
   int tile;                    // of rows of the weight
   int first_token, end_token;  // rows of A and D
   int expert;                  // whose weight it is
   int warp, lane;
 
+  // Records count from the first of the run.
   __device__ std::uint32_t stage(int record) const { return base + record % kStages * p.stage_bytes; }
   /// The first token of a stage's terms.
   __device__ int first_term() const { return kExperts ? first_token & ~1 : first_token; }
@@ -82,8 +88,8 @@ struct Gemm {
   // ---- copies
 
   __device__ void request_weights(int record) const {
-    if (record >= p.tile_records) return;
-    const std::uint8_t* from = p.records + (std::int64_t{tile} * p.tile_records + record) * p.format.bytes;
+    if (record >= run.count) return;
+    const std::uint8_t* from = p.records + (std::int64_t{tile} * p.tile_records + run.first + record) * p.format.bytes;
     if constexpr (kExperts) from += expert * p.experts.weight_pitch;
 #pragma unroll 1
     for (int at = static_cast<int>(threadIdx.x) * kChunk; at < p.format.bytes; at += kThreads * kChunk)
@@ -91,17 +97,18 @@ struct Gemm {
   }
   /// Codes of tokens past the last are 0.
   __device__ void request_acts(int record) const {
-    if (record >= p.tile_records) return;
+    if (record >= run.count) return;
     const std::uint32_t to = stage(record);
+    const int of_all = run.first + record;
 #pragma unroll
     for (int i = static_cast<int>(threadIdx.x); i < kTokens * kChunks; i += kThreads) {
       const int token = i / kChunks, chunk = i % kChunks, m = first_token + token;
-      const std::uint8_t* from = p.codes + (m < end_token ? m * p.pitch + record * kRowBytes + chunk * kChunk : 0);
+      const std::uint8_t* from = p.codes + (m < end_token ? m * p.pitch + of_all * kRowBytes + chunk * kChunk : 0);
       ptx::async_copy16(to + token * kRowBytes + (chunk ^ token % 8) * kChunk, from, m < end_token ? kChunk : 0);
     }
     constexpr int kTermChunks = kFoldTerms / kChunk;  // of a fold
     for (int i = static_cast<int>(threadIdx.x); i < kFolds * kTermChunks; i += kThreads) {
-      const std::int64_t fold = std::int64_t{record} * kFolds + i / kTermChunks;
+      const std::int64_t fold = std::int64_t{of_all} * kFolds + i / kTermChunks;
       if (kExperts && i % kTermChunks * 2 >= end_token - first_term()) continue;  // pairs past the last: never stored
       const std::uint8_t* from = p.terms + (fold * p.term_pitch + first_term()) * kTermBytes;
       ptx::async_copy16(to + kTermsAt + i * kChunk, from + i % kTermChunks * kChunk, kChunk);
@@ -138,7 +145,7 @@ struct Gemm {
         codes = ptx::load_shared16(weights + gpu_tile::vector_offset(step / (kSteps / kVectors), warp, lane));
       if (kOffsets && step % (kSteps / kFolds) == 0) {
         constexpr int kFold = gpu_tile::kChannels / kFolds;
-        sums[0] = sums[1] = sum_past_k(record * gpu_tile::kChannels + step * kStepChannels + kFold, kFold, p.k);
+        sums[0] = sums[1] = sum_past_k((run.first + record) * gpu_tile::kChannels + step * kStepChannels + kFold, kFold, p.k);
       }
       std::uint32_t a[4];
       signed_codes<kBits>(a, codes, step);
@@ -171,7 +178,7 @@ struct Gemm {
     }
   }
 
-  __device__ void run() const {
+  __device__ void multiply_and_store() const {
 #pragma unroll 1
     for (int r = 0; r < kStages - 1; ++r) request_weights(r);  // weights do not depend on the previous kernel
     wait_for_predecessor();
@@ -182,7 +189,7 @@ struct Gemm {
     }
     float acc[kTiles][4] = {};
 #pragma unroll 1
-    for (int record = 0; record < p.tile_records; ++record) {
+    for (int record = 0; record < run.count; ++record) {
       ptx::async_copy_wait<kStages - 2>();
       __syncthreads();  // all copies are complete, and all threads have read the previous stage, which is filled next
       request_weights(record + kStages - 1);
@@ -201,6 +208,12 @@ struct Gemm {
       for (int i = 0; i < 4; ++i)
         sums[(t * 8 + lane % 4 * 2 + i % 2) * kSumPitch + warp * gpu_tile::kFragmentRows + lane / 4 + i / 2 * 8] = acc[t][i];
     __syncthreads();
+    if constexpr (!kExperts) {
+      const int ranks = p.split.ranks, block = static_cast<int>(blockIdx.x), tokens = min(kTokens, end_token - first_token);
+      if (ranks > 1 &&
+          !add_ranks<kThreads, gpu_tile::kRows, kSumPitch, kTokens>(p.split, block / ranks, block % ranks, tokens, sums))
+        return;
+    }
 #pragma unroll 1
     for (int token = warp; token < kTokens && first_token + token < end_token; token += kWarps) {  // its 64 rows are a warp's
       float scale = p.token_scales == nullptr ? 1.0f : __ldcg(p.token_scales + first_token + token);
@@ -217,7 +230,9 @@ template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms, bool kEx
 __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
-  const int block = static_cast<int>(blockIdx.x), token_block = block % p.token_blocks;  // those that share weights run together
+  const int ranks = kExperts ? 1 : p.split.ranks, rank = static_cast<int>(blockIdx.x) % ranks;
+  const int block = static_cast<int>(blockIdx.x) / ranks,
+            token_block = block % p.token_blocks;  // those that share weights run together
   ExpertTile rows{0, token_block * kTokens, 0};
   if constexpr (kExperts) {
     // Tiles can be read before the wait: kernels from the one that writes them on let their successors start only then (steps/experts.cu).
@@ -227,21 +242,22 @@ __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_k
   }
   const Gemm<kBits, kPath, kTokens, kTerms, kExperts> gemm{.p = p,
                                                            .base = ptx::shared_address(shared),
+                                                           .run = records_of(rank, ranks, p.tile_records),
                                                            .tile = block / p.token_blocks,
                                                            .first_token = rows.first,
                                                            .end_token = kExperts ? rows.first + rows.rows : p.m,
                                                            .expert = rows.expert,
                                                            .warp = static_cast<int>(threadIdx.x) / 32,
                                                            .lane = static_cast<int>(threadIdx.x) % 32};
-  gemm.run();
+  gemm.multiply_and_store();
 }
 
 // ---- launch
 
 using Kernel = const Launchable<Params>*;
 
-/// Launches `kernel` for `token_blocks` blocks of `tokens` tokens.
-cudaError_t launch(Kernel kernel, const Wna8Task& task, int tokens, int token_blocks, cudaStream_t stream) {
+/// Launches `kernel` for `token_blocks` blocks of `tokens` tokens, with K divided by `ranks` CTAs.
+cudaError_t launch(Kernel kernel, const Wna8Task& task, int tokens, int token_blocks, cudaStream_t stream, int ranks = 1) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   Params p{};
   p.records = static_cast<const std::uint8_t*>(task.weight.records);
@@ -260,7 +276,8 @@ cudaError_t launch(Kernel kernel, const Wna8Task& task, int tokens, int token_bl
   p.experts = task.experts;
   const int token_terms = gpu_tile::kChannels / task.fold * token_term_bytes(task.zero == ZeroKind::offset);
   p.stage_bytes = stage_bytes(tokens, task.experts.tiles != nullptr, token_terms, p.format.bytes);
-  const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
+  const std::int64_t tiles = std::int64_t{geo.tiles()} * p.token_blocks, ctas = tiles * ranks;
+  p.split = split_k(task.scratch_end, ranks, tiles, gpu_tile::kRows, tokens);
   const int smem = std::max(kStages * p.stage_bytes, tokens * kSumPitch * 4);
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   if (const cudaError_t e = kernel->allow_all_shared()) return e;

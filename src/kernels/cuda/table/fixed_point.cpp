@@ -130,7 +130,7 @@ Status run_slices(const StepArgs& args, Launch launch) {
 }
 
 Status run_sm80(const Kernel&, const StepArgs& args) {
-  return run_slices(args, [&](const Wna8Task& task) { return launch_wna8_sm80(task, args.stream); });
+  return run_slices(args, [&](const Wna8Task& task) { return launch_wna8_sm80(task, 1, args.stream); });
 }
 
 Status run_sm90(const Kernel& self, const StepArgs& args) {

@@ -12,6 +12,7 @@
 #include "kernels/cuda/table/norm.hpp"
 #include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/table/wna16.hpp"
+#include "kernels/cuda/tasks/w8a8_sm80.hpp"
 #include "kernels/norm.hpp"
 
 namespace nibble::cuda {
@@ -202,7 +203,15 @@ double simt_cost_us(const Kernel&, const Problem& p) {
 }
 
 double sm80_cost_us(const Kernel& self, const Problem& p) {
-  const double products = p.act_scheme.codes == DType::s8 ? 2.1e6 : 3e5;  // e4m3 is unpacked to f16
+  const bool integers = p.act_scheme.codes == DType::s8;
+  if (integers && p.experts == 0) {
+    const GpuInfo gpu = gpu_of(p);
+    const int records = gpu_w8::geometry(p.scheme, p.n, p.k).records(), sms = std::max(1, gpu.sms);
+    const int ranks = counted_ranks(w8a8_sm80_ranks(self.tile.split, p.m, p.n, records), gpu);
+    const GemmSm80Shape shape = w8a8_sm80_shape(p.m, p.n, records, ranks, sms);
+    return kLaunchUs + 2.0 + std::max(codes_moved_us(gpu, p) / 0.7, w8a8_sm80_us(shape, p.m, p.n, records, ranks, sms));
+  }
+  const double products = integers ? 2.1e6 : 3e5;  // e4m3 is unpacked to f16
   if (p.experts != 0 && self.expert_rows == kSm80ExpertRows.many) return tiled_cost_us(p, 64, 64, 0.7, products);
   return p.m <= 16 || p.experts != 0 ? tiled_cost_us(p, 32, 16, 0.7, products) : tiled_cost_us(p, 128, 128, 0.7, products);
 }
@@ -210,7 +219,12 @@ double sm80_cost_us(const Kernel& self, const Problem& p) {
 Status run_sm80(const Kernel& self, const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(const W8A8Task task, summed_task(args));
   if (args.experts != nullptr) return launch_w8a8_sm80_experts(task, self.expert_rows, args.stream);
-  return launch_w8a8_sm80(task, args.stream);
+  return launch_w8a8_sm80(task, self.tile.split, args.stream);
+}
+
+std::size_t sm80_split_workspace(const Kernel& self, const Problem& p) {
+  const std::size_t sums = (w8a8_workspace(self, p) + 255) / 256 * 256;
+  return sums + w8a8_sm80_bytes(self.tile.split, p.m, p.n, gpu_w8::geometry(p.scheme, p.n, p.k).records());
 }
 
 Status accepts_sm90(const Kernel& self, const Problem& p) {
@@ -337,6 +351,17 @@ constexpr Kernel sm80_row(ActForm form) {
   return row;
 }
 
+/// Integers, of which so many CTAs divide K of each tile.
+constexpr Kernel sm80_split_row(int split) {
+  Kernel row = sm80_row(ActForm::s8_rows);
+  row.variant = split_variant(split);
+  row.tile.split = split;
+  row.summary = "8-bit codes on both sides, few tiles: mma.sync, loads by cp.async; several CTAs split K, with the same sums";
+  row.expert_rows = 0;
+  row.workspace = sm80_split_workspace;
+  return row;
+}
+
 constexpr Kernel sm80_few_row(ActForm form) {
   Kernel row = sm80_row(form);
   row.tile.m = row.expert_rows = kSm80ExpertRows.few;
@@ -364,6 +389,7 @@ std::span<const Kernel> w8a8_kernels() {
     for (Kernel& row : rows)
       if (row.variant == "wgmma" && (row.tile.m == 16 || row.tile.m == 64 || row.tile.m == 128)) row.expert_rows = row.tile.m;
     for (const ActForm form : kForms) rows.insert(rows.end(), {sm80_few_row(form), sm80_row(form)});
+    for (const int split : kSm80Splits) rows.push_back(sm80_split_row(split));
     for (const ActForm form : kForms) rows.push_back(simt_row(form));
     rows.push_back(prepare_row(ActForm::s8_rows, "quantizes activations to int8 per token, tensor or group"));
     rows.push_back(prepare_row(ActForm::e4m3_rows, "quantizes activations to FP8 per token, tensor or group"));

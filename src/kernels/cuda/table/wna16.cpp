@@ -324,16 +324,10 @@ constexpr Kernel gemm_sm80_row(std::string_view act) {
 }
 
 /// So many CTAs divide K of each tile.
-struct Sm80Split {
-  int ranks;
-  std::string_view variant;
-};
-constexpr Sm80Split kSm80Splits[] = {{2, "gemm2"}, {4, "gemm4"}, {8, "gemm8"}};
-
-constexpr Kernel gemm_sm80_split_row(std::string_view act, const Sm80Split& split) {
+constexpr Kernel gemm_sm80_split_row(std::string_view act, int split) {
   Kernel row = gemm_sm80_row(act);
-  row.variant = split.variant;
-  row.tile.split = split.ranks;
+  row.variant = split == 2 ? "gemm2" : split == 4 ? "gemm4" : "gemm8";
+  row.tile.split = split;
   row.summary = "16-bit activations, few tiles: mma.sync, weights decoded in registers, loads by cp.async; several CTAs split K";
   row.expert_rows = 0;
   row.workspace = gemm_sm80_workspace;
@@ -402,7 +396,7 @@ std::span<const Kernel> wna16_kernels() {
       if (row.variant == "wgmma" && row.tile.m <= 128) row.expert_rows = row.tile.m;
     for (const std::string_view act : kActs) {
       rows.insert(rows.end(), {gemm_sm80_few_row(act), gemm_sm80_row(act)});
-      for (const Sm80Split& split : kSm80Splits) rows.push_back(gemm_sm80_split_row(act, split));
+      for (const int split : kSm80Splits) rows.push_back(gemm_sm80_split_row(act, split));
     }
     for (const std::string_view act : kActs) rows.push_back(dense_row(act));
     rows.insert(rows.end(), {simt_row(), dequantize_row()});
@@ -463,18 +457,16 @@ namespace {
 
 constexpr double kSm80StartUs = 2.6;  // of a launch of sm_80's kernels that memory bounds
 
-/// The CTAs that divide K, for a prediction: adding their sums was not measured, so on a GPU with kernels of its own, which were, what they
-/// gain does not count.
-int counted(int ranks, const GpuInfo& gpu) {
+}  // namespace
+
+int counted_ranks(int ranks, const GpuInfo& gpu) {
   const bool has_own = (gpu.isas >> static_cast<int>(Isa::sm90) & 1) != 0;
   return has_own ? 1 : ranks;
 }
 
-}  // namespace
-
 double decode_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
   const gpu_tile::Geometry weight = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k);
-  const int sms = std::max(1, gpu.sms), ranks = counted(decode_sm80_ranks(weight.tiles(), weight.records(), sms), gpu);
+  const int sms = std::max(1, gpu.sms), ranks = counted_ranks(decode_sm80_ranks(weight.tiles(), weight.records(), sms), gpu);
   const int tokens = static_cast<int>(std::min<std::int64_t>(p.m, kDecodeTokens));
   return short_slots(p) * std::ceil(static_cast<double>(p.m) / kDecodeTokens) *
          std::max(kSm80StartUs + tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7,
@@ -543,7 +535,7 @@ double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p)
 
 // Launches of equal tokens, but the last. Records of several groups take as many times longer as was measured for 256 × 64.
 double gemm_sm80_cost_us(int split, const GpuInfo& gpu, const Problem& p) {
-  const int ranks = counted(gemm_sm80_ranks(split, p), gpu), sms = std::max(1, gpu.sms);
+  const int ranks = counted_ranks(gemm_sm80_ranks(split, p), gpu), sms = std::max(1, gpu.sms);
   const int records = records_of(ranks - 1, ranks, gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).records()).count;
   std::span<const GemmSm80Shape> shapes = kGemmSm80Shapes;
   if (p.experts != 0) shapes = shapes.subspan(1, 1);  // sm80/gemm_experts.cu
@@ -553,7 +545,7 @@ double gemm_sm80_cost_us(int split, const GpuInfo& gpu, const Problem& p) {
     };
     return std::ranges::min(shapes | std::views::transform(us));
   };
-  const std::int64_t most = gemm_sm80_tokens(p.n, ranks), whole = p.m / most, rest = p.m % most;
+  const std::int64_t most = split_k_tokens(p.n, ranks), whole = p.m / most, rest = p.m % most;
   const double longer = has_whole_records(p) ? 1 : 2.4;
   const double compute = static_cast<double>(whole) * launch_us(most) + (rest == 0 ? 0 : launch_us(rest));
   return std::max(kSm80StartUs + tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7, kGemmSm80LaunchUs + compute * longer);

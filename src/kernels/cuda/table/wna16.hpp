@@ -31,6 +31,14 @@ Status accepts_decoded_codes(const Problem& p);
 /// Refuses weights that the wgmma kernels of 16-bit activations do not decode.
 Status accepts_wgmma_weight(const Problem& p);
 
+/// The CTAs that divide K of a tile, in sm_80's rows for few tiles.
+constexpr int kSm80Splits[] = {2, 4, 8};
+/// The variant of these rows, where others have none.
+constexpr std::string_view split_variant(int split) { return split == 2 ? "split2" : split == 4 ? "split4" : "split8"; }
+/// The CTAs that divide K, for a prediction: adding their sums was not measured, so on a GPU with kernels of its own, which were, what they
+/// gain does not count.
+int counted_ranks(int ranks, const GpuInfo& gpu);
+
 constexpr double kLaunchUs = 1.5;  // the cost of a launch among others in a stream or graph
 /// Reading the list of tiles of experts and sharing them out, which a layer's launch of wgmma kernels need not; of an H200.
 constexpr double kDistributeUs = 3.0;

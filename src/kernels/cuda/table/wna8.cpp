@@ -14,6 +14,7 @@
 #include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/table/wna16.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
+#include "kernels/cuda/tasks/split_k.hpp"
 #include "kernels/cuda/tasks/wna8_task.hpp"
 #include "kernels/norm.hpp"
 
@@ -146,7 +147,16 @@ Wna8Task wna8_task(const StepArgs& args) {
 
 Status run_sm80(const Kernel& self, const StepArgs& args) {
   if (args.experts != nullptr) return launch_wna8_sm80_experts(wna8_task(args), self.expert_rows, args.stream);
-  return launch_wna8_sm80(wna8_task(args), args.stream);
+  return launch_wna8_sm80(wna8_task(args), self.tile.split, args.stream);
+}
+
+/// The CTAs that divide K of a tile: as many as the row says, or as there are records.
+int sm80_ranks(int split, const Problem& p) {
+  return std::min(split, gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).records());
+}
+
+std::size_t sm80_workspace(const Kernel& self, const Problem& p) {
+  return wna8_sm80_bytes(p.m, p.n, sm80_ranks(self.tile.split, p));
 }
 
 Status run_sm90(const Kernel& self, const StepArgs& args) {
@@ -173,7 +183,8 @@ Status run_decode(const Kernel&, const StepArgs& args) {
 }
 
 double sm80_cost_us(const Kernel& self, const Problem& p) {
-  return p.experts == 0 ? wna8_sm80_cost_us(gpu_of(p), p) : wna8_sm80_cost_us(gpu_of(p), p, self.expert_rows);
+  if (p.experts != 0) return wna8_sm80_cost_us(gpu_of(p), p, self.expert_rows);
+  return wna8_sm80_cost_us(gpu_of(p), p, wna8_sm80_tokens(p.m), sm80_ranks(self.tile.split, p));
 }
 
 double sm90_cost_us(const Kernel& self, const Problem& p) {
@@ -260,6 +271,17 @@ constexpr Kernel sm80_row() {
   return row;
 }
 
+/// So many CTAs divide K of each tile.
+constexpr Kernel sm80_split_row(int split) {
+  Kernel row = sm80_row();
+  row.variant = split_variant(split);
+  row.tile.split = split;
+  row.summary = "int8 activations per token or block, few tiles: mma.sync, loads by cp.async; several CTAs split K";
+  row.expert_rows = 0;
+  row.workspace = sm80_workspace;
+  return row;
+}
+
 constexpr Kernel sm80_few_row() {
   Kernel row = sm80_row();
   row.tile.m = row.expert_rows = kSm80ExpertRows.few;
@@ -300,7 +322,9 @@ std::span<const Kernel> wna8_kernels() {
     append(rows, sm90_family(), kTiles, kSm90Summaries);
     for (Kernel& row : rows)
       if (row.variant == "wgmma" && row.tile.m != 32) row.expert_rows = row.tile.m;
-    rows.insert(rows.end(), {sm80_few_row(), sm80_row(), kPrepareRow, norm_row()});
+    rows.insert(rows.end(), {sm80_few_row(), sm80_row()});
+    for (const int split : kSm80Splits) rows.push_back(sm80_split_row(split));
+    rows.insert(rows.end(), {kPrepareRow, norm_row()});
     return rows;
   }();
   return kRows;
@@ -318,18 +342,20 @@ double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p,
 
 /// A CTA multiplies 64 rows × 16 or 64 tokens over all of K. The time of a record, for a CTA alone on an SM and for CTAs that share one,
 /// was measured on an H200.
-double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& p) { return wna8_sm80_cost_us(gpu, p, p.m <= 16 ? 16 : 64); }
-double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& p, int tokens) {
+double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& p) { return wna8_sm80_cost_us(gpu, p, wna8_sm80_tokens(p.m)); }
+double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& p, int tokens, int split) {
   struct Record {
     double alone_us, shared_us;
   };
   const bool whole = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels, few = tokens == 16;
   const Record record = whole ? few ? Record{0.75, 0.24} : Record{1.35, 0.72} : few ? Record{2.2, 0.68} : Record{3.0, 1.15};
+  const int ranks = counted_ranks(split, gpu), records = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).records();
   const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows) * std::ceil(static_cast<double>(p.m) / tokens);
-  const double records = std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels);
-  return kLaunchUs + 4.5 +
-         std::max(tile_moved_us(gpu, p, 8) / 0.7,
-                  records * std::max(record.alone_us, record.shared_us * tiles / std::max(1, gpu.sms)));
+  const double each = std::max(1.0, tiles * ranks / std::max(1, gpu.sms));  // CTAs of an SM
+  const double launches = std::ceil(static_cast<double>(p.m) / split_k_tokens(p.n, ranks));
+  const double compute = records_of(ranks - 1, ranks, records).count * std::max(record.alone_us, record.shared_us * each) +
+                         add_ranks_us(ranks, static_cast<std::int64_t>(std::ceil(each)), gpu_tile::kRows, tokens);
+  return kLaunchUs * launches + 4.5 + std::max(tile_moved_us(gpu, p, 8) / 0.7, compute);
 }
 
 WgmmaFamily wna8_family(const Problem& p) {

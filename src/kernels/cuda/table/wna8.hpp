@@ -31,8 +31,8 @@ WgmmaFeatures wna8_sm90_features(const Tile& tile, const GpuInfo& gpu, const Pro
 double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family);
 /// The same of sm_80's kernel.
 double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& problem);
-/// With a CTA's tokens: 16 or 64.
-double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& problem, int tokens);
+/// With a CTA's tokens, 16 or 64, and the CTAs that divide K of a tile.
+double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& problem, int tokens, int split = 1);
 
 /// The same for the rows that quantize by themselves: a known scale is not looked for.
 WgmmaFamily wna8_decode_family(const Problem& problem);

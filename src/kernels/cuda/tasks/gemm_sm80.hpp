@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "kernels/cuda/tasks/split_k.hpp"
 
@@ -37,16 +36,9 @@ constexpr std::int64_t gemm_sm80_tiles(const GemmSm80Shape& shape, std::int64_t 
   return (n + shape.rows - 1) / shape.rows * ((m + shape.tokens - 1) / shape.tokens);
 }
 
-/// The most tokens of a launch: where CTAs divide K as many as have sums of 16 MiB, which stay in L2. More take several launches.
-constexpr int gemm_sm80_tokens(std::int64_t n, int ranks) {
-  if (ranks == 1) return std::numeric_limits<int>::max();
-  constexpr std::int64_t kBytes = 16 << 20, kTokens = 64;
-  return static_cast<int>(std::max(kBytes / (4 * ranks * n) / kTokens, std::int64_t{1}) * kTokens);
-}
-
 /// The memory in which their sums meet, whatever the shape.
 constexpr std::size_t gemm_sm80_bytes(std::int64_t m, std::int64_t n, int ranks) {
-  const std::int64_t tokens = std::min<std::int64_t>(m, gemm_sm80_tokens(n, ranks));
+  const std::int64_t tokens = std::min<std::int64_t>(m, split_k_tokens(n, ranks));
   std::size_t most = 0;
   for (const GemmSm80Shape& s : kGemmSm80Shapes)
     most = std::max(most, split_k_bytes(ranks, gemm_sm80_tiles(s, tokens, n), s.rows, s.tokens));

@@ -37,7 +37,7 @@ struct LinearTask {
   const void* x = nullptr;
   std::int64_t x_stride = 0;    // elements between rows
   void* scratch = nullptr;      // device memory, aligned to 256 bytes: as much as the row's workspace() asks for
-  void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
+  void* scratch_end = nullptr;  // memory for stream-K and split K ends here (stream_k.hpp, split_k.hpp)
   epilogue::Element epilogue;
   NextWeight next;
   ExpertTiles experts;  // of a grouped product, whose weight is the first expert's; without tiles: of one weight

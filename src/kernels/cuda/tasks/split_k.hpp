@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "core/host_device.hpp"
 
@@ -30,6 +31,13 @@ constexpr std::size_t split_k_sum_bytes(int ranks, std::int64_t tiles, int rows,
 constexpr std::size_t split_k_bytes(int ranks, std::int64_t tiles, int rows, int tokens) {
   const auto counters = static_cast<std::size_t>(tiles) * sizeof(std::uint64_t);
   return ranks == 1 ? 0 : split_k_sum_bytes(ranks, tiles, rows, tokens) + (counters + 255) / 256 * 256;
+}
+
+/// The most tokens of a launch, a multiple of 64: as many as have sums of 16 MiB, which stay in L2. More take several launches.
+constexpr int split_k_tokens(std::int64_t n, int ranks) {
+  if (ranks == 1) return std::numeric_limits<int>::max();
+  constexpr std::int64_t kBytes = 16 << 20, kTokens = 64;
+  return static_cast<int>(std::max(kBytes / (4 * ranks * n) / kTokens, std::int64_t{1}) * kTokens);
 }
 
 /// What adding the sums takes, where an SM has `rounds` CTAs one after the other: each stores a tile, an SM so many bytes a microsecond; at

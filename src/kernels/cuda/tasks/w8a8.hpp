@@ -9,8 +9,9 @@ namespace nibble::cuda {
 
 /// Any M, N, K, alignment and GPU. A row's bits depend neither on M nor on the other rows.
 cudaError_t linear_w8a8_simt(const W8A8Task& task, cudaStream_t stream);
-/// The same with the matrix instructions of compute capability 8.0 and later.
-cudaError_t linear_w8a8_sm80(const W8A8Task& task, cudaStream_t stream);
+/// The same with the matrix instructions of compute capability 8.0 and later. Of integers `split` CTAs divide K of a tile, fewer where there are
+/// fewer records; their sums meet before task.scratch_end (w8a8_sm80.hpp), and are the same without a split.
+cudaError_t linear_w8a8_sm80(const W8A8Task& task, int split, cudaStream_t stream);
 /// The same of rows of experts, in tiles of up to `rows`: one of kSm80ExpertRows.
 cudaError_t linear_w8a8_sm80_experts(const W8A8Task& task, int rows, cudaStream_t stream);
 

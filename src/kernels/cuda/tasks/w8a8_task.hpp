@@ -47,7 +47,7 @@ struct W8A8Task {
   int m = 0;
   int together = 0;             // e4m3 on sm_90: the most records that are summed in tensor cores before f32; 0: all
   epilogue::Element epilogue;   // acc_scale is the weight's scale2
-  void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
+  void* scratch_end = nullptr;  // memory for stream-K and split K ends here (stream_k.hpp, split_k.hpp)
   NextWeight next;
   ExpertTiles experts;  // of a grouped product, whose weight is the first expert's; without tiles: of one weight
 };

@@ -24,8 +24,9 @@
 
 namespace nibble::cuda {
 
-/// For devices without wgmma. A row's bits depend neither on M nor on the other rows.
-cudaError_t linear_wna8_sm80(const Wna8Task& task, cudaStream_t stream);
+/// For devices without wgmma. `split` CTAs divide K of a tile, fewer where there are fewer records; their sums meet before task.scratch_end. A
+/// row's bits depend on `split`, but neither on M nor on the other rows.
+cudaError_t linear_wna8_sm80(const Wna8Task& task, int split, cudaStream_t stream);
 /// The same of rows of experts, in tiles of up to `rows`: one of kSm80ExpertRows. Activations have no zero points or offsets.
 cudaError_t linear_wna8_sm80_experts(const Wna8Task& task, int rows, cudaStream_t stream);
 /// For sm_90. A row's bits depend on config.split and config.depth, but neither on M nor on the other rows.

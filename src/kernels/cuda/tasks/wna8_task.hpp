@@ -1,11 +1,13 @@
 // The arguments of the launcher of products with online quantized activations (wna8.hpp), and their places in a plan's workspace.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/tasks/linear_task.hpp"
 #include "kernels/cuda/tasks/quantize_task.hpp"
+#include "kernels/cuda/tasks/split_k.hpp"
 
 namespace nibble::cuda {
 
@@ -33,11 +35,20 @@ struct Wna8Task {
   int fold = 128;                       // channels: 32 or 128
   ZeroKind zero = ZeroKind::none;       // of activations; what terms are follows from it (wna8.hpp)
   const float* token_scales = nullptr;  // [term_pitch]: a token's s_a, where it is the same in all of K; 1 in its terms then
-  void* scratch_end = nullptr;          // memory for stream-K ends here (stream_k.hpp)
+  void* scratch_end = nullptr;          // memory for stream-K and split K ends here (stream_k.hpp, split_k.hpp)
   epilogue::Element epilogue;
   NextWeight next;
   ExpertTiles experts;  // of a grouped product, whose weight is the first expert's; without tiles: of one weight
 };
+
+/// The tokens of a CTA of sm_80's kernel, and the memory in which the sums of CTAs that divide K meet.
+constexpr int wna8_sm80_tokens(std::int64_t m) { return m <= kSm80ExpertRows.few ? kSm80ExpertRows.few : kSm80ExpertRows.many; }
+constexpr std::size_t wna8_sm80_bytes(std::int64_t m, std::int64_t n, int ranks) {
+  const std::int64_t launched = std::min<std::int64_t>(m, split_k_tokens(n, ranks));
+  const int tokens = wna8_sm80_tokens(launched);
+  const std::int64_t tiles = (n + gpu_tile::kRows - 1) / gpu_tile::kRows * ((launched + tokens - 1) / tokens);
+  return split_k_bytes(ranks, tiles, gpu_tile::kRows, tokens);
+}
 
 /// The same for the decode kernel, which quantizes by itself: it does not use acts.codes, scales, zeros, sums and terms.
 struct Wna8DecodeTask {

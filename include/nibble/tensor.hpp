@@ -151,9 +151,9 @@ struct QuantTensor {
   Tensor zeros;   // shaped like scales; u8 or s8 for integer, f32/f16/bf16 for offset and real; empty for none
   std::optional<float> scale2;      // second-level, per tensor: multiplies W; not of a dense weight
   std::vector<std::int32_t> g_idx;  // [K] group of each input channel; empty: k / group.k
-  Tensor prescale;                  // [K] multiplies the activations (AWQ/ModelOpt); empty: none
-  Tensor bias;                      // [N] float; empty: none
-  Extent filter;                    // Kh × Kw of a convolution, whose rows are in the order kh, kw, ci; 1×1 of linear layers
+  Tensor prescale;  // [K] multiplies the activations (AWQ/ModelOpt); of a filter, for each element the same [Ci]; empty: none
+  Tensor bias;      // [N] float; empty: none
+  Extent filter;    // Kh × Kw of a convolution, whose rows are in the order kh, kw, ci; 1×1 of linear layers
   // What the checkpoint says about the activations, for plans that quantize them.
   std::optional<StaticActs> static_acts;  // for plans with one scale per tensor: "s8t", "e4m3t"
   std::optional<float> act_limit;         // magnitudes saturate there before a scale is found (FBGEMM's activation_scale_ub)

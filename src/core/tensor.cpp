@@ -187,6 +187,17 @@ Status check_but_codes(const QuantTensor& q) {
     const std::int64_t dims[] = {k};
     if (!is_compute_float(prescale.dtype)) return bad("prescale is {}, expected f32, f16 or bf16", name(prescale.dtype));
     NIBBLE_RETURN_IF_ERROR(expect_shape("prescale", prescale, dims));
+    const std::int64_t channels = k / (filter.h * filter.w);
+    const auto bytes = [&](std::int64_t i) {
+      return std::span(prescale.bytes)
+          .subspan(static_cast<std::size_t>(i * bits(prescale.dtype) / 8), static_cast<std::size_t>(bits(prescale.dtype) / 8));
+    };
+    for (std::int64_t i = channels; i < k; ++i)
+      if (!std::ranges::equal(bytes(i), bytes(i % channels)))
+        return bad(
+            "prescale is {} for channel {} under the first element of the filter and {} under element {}: a channel has one "
+            "factor",
+            prescale.at(i % channels), i % channels, prescale.at(i), i / channels);
   }
   if (!bias.empty()) {
     const std::int64_t dims[] = {n};

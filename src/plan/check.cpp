@@ -127,8 +127,11 @@ Status check_spec(const WeightDesc& weight, const ConvSpec& spec) {
   if (spec.epilogue.glu) return error(StatusCode::unsupported, "a convolution has no glu; linear layers do");
   NIBBLE_RETURN_IF_ERROR(check_quantize({.a_dtype = spec.a_dtype, .act_scheme = spec.act_scheme}, weight));
   NIBBLE_RETURN_IF_ERROR(check_sums(spec.epilogue, spec.a_dtype, spec.act_scheme, weight));
-  if (weight.act_order || weight.prescale)
-    return error(StatusCode::unsupported, "a convolution's weight has no {}", weight.act_order ? "act-order" : "prescale");
+  if (weight.act_order)
+    return error(
+        StatusCode::unsupported,
+        "a convolution's weight has no act-order, and this one has a g_idx: quantize it without (GPTQ: desc_act=False), or "
+        "dequantize it and quantize the result");
   if (!is_compute_float(spec.a_dtype) && spec.act_scheme.group != GroupShape::tensor())
     return error(StatusCode::unsupported, "images that come quantized have one scale per tensor; leave other scales to run()");
   const std::int64_t block = spec.act_scheme.group.k;

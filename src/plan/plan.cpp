@@ -314,7 +314,7 @@ Status Plan::Impl::check_weight(const PackedWeight& weight) const {
     return error(StatusCode::invalid_argument, "the plan is for a filter of {}x{}, the weight has one of {}x{}",
                  conv->geometry.filter.h, conv->geometry.filter.w, w.filter.h, w.filter.w);
   if (w.layout != layout || w.scheme != p.scheme || w.n != p.n || w.k != p.k ||
-      (p.op == Op::linear && (p.permutes_k == w.perm.empty() || p.prescales_k == w.prescale.empty())))
+      (p.op != Op::dequantize && (p.permutes_k == w.perm.empty() || p.prescales_k == w.prescale.empty())))
     return error(StatusCode::invalid_argument, "the plan is for W[{},{}] {} packed as {}, the weight is W[{},{}] {} packed as {}",
                  p.n, p.k, p.scheme.name(), layout->name, w.n, w.k, w.scheme.name(), w.layout->name);
   if (w.paired != pairs_rows(linear.epilogue, w.scheme))  // only a linear plan has a glu

@@ -195,7 +195,7 @@ void expect_within_bound(const QuantTensor& q, const Case& c, const Images& a, c
   }
 }
 
-Problem problem_for(const Kernel& kernel, const WeightScheme& scheme, const ConvSpec& spec) {
+Problem problem_for(const Kernel& kernel, const WeightScheme& scheme, const ConvSpec& spec, bool prescales = false) {
   return {.op = Op::conv,
           .n = spec.geometry.out_channels,
           .k = spec.geometry.k(),
@@ -206,6 +206,7 @@ Problem problem_for(const Kernel& kernel, const WeightScheme& scheme, const Conv
           .a_dtype = spec.a_dtype,
           .epilogue = spec.epilogue,
           .act_scheme = spec.act_scheme,
+          .prescales_k = prescales,
           .geometry = spec.geometry,
           .input = spec.input,
           .output = spec.output};
@@ -217,6 +218,10 @@ bool takes(const Kernel& kernel, const WeightScheme& scheme, const ConvSpec& spe
   return kernel.accepts(kernel, problem_for(kernel, scheme, spec)).ok();
 }
 bool takes(const Kernel& kernel, const QuantTensor& q, const ConvSpec& spec) { return takes(kernel, q.scheme, spec); }
+/// Images that come as codes are never prescaled.
+bool takes_prescale(const Kernel& kernel, const QuantTensor& q, const ConvSpec& spec) {
+  return is_compute_float(spec.a_dtype) && kernel.accepts(kernel, problem_for(kernel, q.scheme, spec, true)).ok();
+}
 
 std::vector<const Kernel*> conv_kernels(bool (*which)(const Kernel&) = nullptr) {
   std::vector<const Kernel*> list;
@@ -242,6 +247,14 @@ QuantTensor conv_weight(const WeightScheme& scheme, const ConvGeometry& g, std::
   QuantTensor q = random_weight(scheme, g.out_channels, g.k(), seed, {.bias = bias});
   q.filter = g.filter;
   return q;
+}
+
+/// A factor for each channel of a group.
+Tensor random_prescale(const ConvGeometry& g, std::uint64_t seed) {
+  Tensor prescale(DType::f16, {g.k()});
+  for (std::int64_t i = 0; i < g.k(); ++i)
+    prescale.set(i, 0.5f + static_cast<float>(random_uniform(seed, static_cast<std::uint64_t>(i % g.group_inputs()))));
+  return prescale;
 }
 
 const std::vector<WeightScheme>& schemes() {
@@ -321,9 +334,10 @@ TEST_P(ConvConformance, RandomGeometryIsWithinItsBound) {
       QuantTensor q = plain;
       if (way.act_scheme.group == GroupShape::tensor()) q.static_acts = {0.02f, way.act_scheme.zero == ZeroKind::none ? 0 : -37};
       if (seed % 5 == 0) q.scale2 = 0.7f;
+      if ((seed % 5 == 1 || seed % 5 == 3) && takes_prescale(kernel, q, c.spec)) q.prescale = random_prescale(g, seed);
       SCOPED_TRACE(describe(g) + scheme_name(q, way.act_scheme) + " " + std::string(name(c.spec.input)) + " to " +
-                   std::string(name(c.spec.output)) + " act " + std::string(name(c.spec.a_dtype)) + " seed " +
-                   std::to_string(seed));
+                   std::string(name(c.spec.output)) + " act " + std::string(name(c.spec.a_dtype)) +
+                   (q.prescale.empty() ? "" : " prescale") + " seed " + std::to_string(seed));
       Images a(c.spec.a_dtype, c.spec.input, c.batch, g.in_channels, g.height, g.width, c.more);
       a.fill_random(seed);
       const OperandData operands(c);
@@ -352,6 +366,10 @@ Tensor exact_w8a8(const QuantTensor& q, const Case& c, const Images& a, const Op
     const Tensor rows = reference::patches(
         g, a.view, group,
         codes && c.spec.act_scheme.zero != ZeroKind::none ? static_cast<float>(q.static_acts->zero + above) : 0);
+    const auto activation = [&](std::int64_t r, std::int64_t i) {
+      const float x = rows.at(r * q.k + i);
+      return q.prescale.empty() ? x : act_rule::multiply(x, q.prescale.at(i));
+    };
     for (std::int64_t r = 0; r < rows.shape[0]; ++r) {
       act_rule::Rule rule;
       if (q.static_acts) {
@@ -359,8 +377,8 @@ Tensor exact_w8a8(const QuantTensor& q, const Case& c, const Images& a, const Op
       } else {
         float low = 0, high = 0;
         for (std::int64_t i = 0; i < q.k; ++i) {
-          low = std::min(low, rows.at(r * q.k + i));
-          high = std::max(high, rows.at(r * q.k + i));
+          low = std::min(low, activation(r, i));
+          high = std::max(high, activation(r, i));
         }
         rule = c.spec.act_scheme.zero != ZeroKind::none ? act_rule::asymmetric(low, high)
                                                         : act_rule::symmetric(std::max(-low, high), 127.0f);
@@ -371,7 +389,7 @@ Tensor exact_w8a8(const QuantTensor& q, const Case& c, const Images& a, const Op
         const std::int64_t zero = q.zeros.empty() ? 0 : static_cast<std::int64_t>(q.zeros.at(at));
         std::int64_t sum = 0;
         for (std::int64_t i = 0; i < q.k; ++i) {
-          const float x = rows.at(r * q.k + i);
+          const float x = activation(r, i);
           const std::int64_t code = (codes ? static_cast<std::int64_t>(x) : act_rule::to_s8(x, rule)) - rule.zero;
           sum += code *
                  (static_cast<std::int64_t>(code_value(q.scheme.codes, q.codes[static_cast<std::size_t>(n * q.k + i)])) - zero);
@@ -426,6 +444,7 @@ TEST_P(ConvW8A8Conformance, IsExact) {
           may_come_as_u8(c.spec, seed);
           if (group == GroupShape::tensor()) q.static_acts = {0.013f, zero == ZeroKind::none ? 0 : 21};
           if (seed % 3 == 0) q.scale2 = 0.7f;
+          if (seed % 5 < 2 && takes_prescale(kernel, q, c.spec)) q.prescale = random_prescale(g, seed);
           SCOPED_TRACE(describe(g) + scheme_name(q, c.spec.act_scheme) + " " + std::string(name(c.spec.input)) + " to " +
                        std::string(name(c.spec.output)) + " act " + std::string(name(c.spec.a_dtype)) + " seed " +
                        std::to_string(seed));
@@ -701,7 +720,8 @@ TEST(Conv, APointwiseOneIsTheLinearLayer) {
 TEST(Conv, TheOracleIsTheDefinition) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const ConvGeometry g = random_geometry(seed + 100);
-    const QuantTensor q = conv_weight(schemes()[seed % 2], g, seed, false);
+    QuantTensor q = conv_weight(schemes()[seed % 2], g, seed, false);
+    if (seed % 3 == 0) q.prescale = random_prescale(g, seed);
     const Case c{.spec = {.geometry = g}, .batch = 2};
     Images a(DType::f32, ImageLayout::nchw, 2, g.in_channels, g.height, g.width);
     a.fill_random(seed);
@@ -722,6 +742,7 @@ TEST(Conv, TheOracleIsTheDefinition) {
                 for (std::int64_t kw = 0; kw < g.filter.w; ++kw)
                   sum += at(b, n / g.group_outputs() * g.group_inputs() + ch, oh * g.stride.h + kh * g.dilation.h - g.padding.top,
                             ow * g.stride.w + kw * g.dilation.w - g.padding.left) *
+                         (q.prescale.empty() ? 1.0 : static_cast<double>(q.prescale.at(ch))) *
                          q.value(n, (kh * g.filter.w + kw) * g.group_inputs() + ch);
             ASSERT_NEAR(expected[i].value, sum, 1e-5 + 1e-6 * std::abs(sum)) << describe(g);
           }
@@ -737,6 +758,7 @@ TEST(Conv, VerifyTakesEveryKindOfLayer) {
     const ImageLayout layout = layout_of(seed);
     QuantTensor q = conv_weight(schemes()[seed % schemes().size()], g, seed, true);
     q.static_acts = {0.02f, 0};
+    if (seed % 3 == 1) q.prescale = random_prescale(g, seed);
     for (const ActScheme& act :
          {ActScheme{}, ActScheme{DType::s8, GroupShape::tensor()}, ActScheme{DType::s8, GroupShape::channel()}}) {
       VerifyConvSpec spec{
@@ -812,6 +834,37 @@ TEST(Conv, BadGeometrySaysWhatFollowsFromIt) {
     spoil(bad);
     EXPECT_EQ(bad.validate().code(), StatusCode::invalid_argument);
   }
+}
+
+TEST(Conv, APrescaleIsOfChannelsAndActOrderIsRefused) {
+  const ConvGeometry g{.in_channels = 16, .out_channels = 6, .height = 9, .width = 9, .filter = {3, 2}};
+  QuantTensor q = conv_weight({DType::u4b8, ZeroKind::none, GroupShape::group(16), DType::f16}, g, 1, false);
+  q.prescale = random_prescale(g, 1);
+  EXPECT_TRUE(q.validate().ok()) << q.validate().message();
+  EXPECT_EQ(Plan::conv(*pack(q), {.geometry = g, .a_dtype = DType::s8, .act_scheme = {DType::s8, GroupShape::tensor()}})
+                .status()
+                .message(),
+            "A comes quantized, but the weight has a prescale, which activations are multiplied by first");
+  QuantTensor odd = q;
+  odd.prescale.set(16 + 3, 2.0f);
+  odd.prescale.set(3, 0.5f);
+  EXPECT_EQ(
+      odd.validate().message(),
+      "prescale is 0.5 for channel 3 under the first element of the filter and 2 under element 1: a channel has one factor");
+  // A plan is for weights with a prescale, or for weights without.
+  const auto weight = pack(q);
+  const auto plan = Plan::conv(*weight, {.geometry = g});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  q.prescale = {};
+  Images a(DType::f32, ImageLayout::nchw, 1, 16, 9, 9), d(DType::f32, ImageLayout::nchw, 1, 6, 7, 8);
+  EXPECT_EQ(run_on_host(*plan, *pack(q), a.view, d.view, {}).code(), StatusCode::invalid_argument);
+
+  q.g_idx.resize(static_cast<std::size_t>(q.k));
+  for (std::int64_t i = 0; i < q.k; ++i) q.g_idx[static_cast<std::size_t>(i)] = static_cast<std::int32_t>((q.k - 1 - i) / 16);
+  const auto ordered = explain(describe(q), ConvSpec{.geometry = g});
+  EXPECT_EQ(ordered.status().code(), StatusCode::unsupported);
+  EXPECT_NE(ordered.status().message().find("has no act-order, and this one has a g_idx: quantize it without"), std::string::npos)
+      << ordered.status().message();
 }
 
 TEST(Conv, AWeightKeepsItsKernelAndIsCheckedAgainstTheGeometry) {

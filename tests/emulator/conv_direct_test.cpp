@@ -14,7 +14,7 @@ namespace {
 class EmulatedConvDirect : public testing::TestWithParam<emulator::ConvShape> {};
 
 TEST_P(EmulatedConvDirect, GivesTheSumsOfFloats) {
-  const emulator::FloatConv conv(GetParam(), GetParam().channels % 8 == 0 ? 8 : 32);
+  const emulator::FloatConv conv(GetParam(), GetParam().channels % 8 == 0 ? 8 : 32, GetParam().images > 1);
   conv.shape.expect_sums(
       conv.task(), [](const ConvTask& task) { return conv_direct(task, nullptr); }, [&](std::size_t i) { return conv.act(i); },
       [&](int n, int k) { return conv.weight.value(n, k); }, 0x1p-20);

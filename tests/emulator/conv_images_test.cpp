@@ -20,12 +20,13 @@ struct Case {
   DType type;
   bool nchw;
   int images, height, width, channels, groups, padding;
-  bool codes;
+  bool codes, prescaled = false;
 };
 
 std::string name(const Case& c) {
-  return fmt::format("{}_{}_{}x{}x{}_c{}_groups{}_padding{}{}", nibble::name(c.type), c.nchw ? "nchw" : "nhwc", c.images,
-                     c.height, c.width, c.channels, c.groups, c.padding, c.codes ? "_codes" : "");
+  return fmt::format("{}_{}_{}x{}x{}_c{}_groups{}_padding{}{}{}", nibble::name(c.type), c.nchw ? "nchw" : "nhwc", c.images,
+                     c.height, c.width, c.channels, c.groups, c.padding, c.codes ? "_codes" : "",
+                     c.prescaled ? "_prescaled" : "");
 }
 
 class EmulatedImages : public testing::TestWithParam<Case> {};
@@ -61,6 +62,12 @@ TEST_P(EmulatedImages, AreChannelsLast) {
       std::memcpy(bytes + 2 * i, &half, 2);
   }
   task.x = bytes;
+  std::vector<float> prescale;
+  for (int i = 0; i < c.channels; ++i) prescale.push_back(0.01f * static_cast<float>(50 + random() % 100));
+  if (c.prescaled) task.prescale = prescale.data();
+  const auto prescaled = [&](float x, int channel) {
+    return c.prescaled ? x * prescale[static_cast<std::size_t>(channel % c.channels)] : x;
+  };
   const auto place = [&](int image, int h, int w, int channel) {
     return static_cast<std::size_t>(image * task.a.image + (h * c.width + w) * task.a.pixel + channel * task.a.channel);
   };
@@ -73,7 +80,12 @@ TEST_P(EmulatedImages, AreChannelsLast) {
       for (int pixel = 0; pixel < pixels; ++pixel)
         for (int channel = 0; channel < all; ++channel) {
           const auto at = static_cast<std::size_t>((image * pixels + pixel) * all + channel);
-          ASSERT_EQ(std::memcmp(to + at * element, bytes + place(image, 0, pixel, channel) * element, element), 0)
+          const std::size_t from = place(image, 0, pixel, channel);
+          if (c.prescaled) {
+            const std::uint16_t half = emulator::to_half(c.type, prescaled(values[from], channel));
+            std::memcpy(bytes + from * element, &half, 2);
+          }
+          ASSERT_EQ(std::memcmp(to + at * element, bytes + from * element, element), 0)
               << image << " " << pixel << " " << channel;
         }
     ASSERT_EQ(to[values.size() * element], 0xa5) << "written past the images";
@@ -92,7 +104,7 @@ TEST_P(EmulatedImages, AreChannelsLast) {
   const act_rule::Rule rule = act_rule::known(task.acts.scale, task.acts.zero);
   const auto code = [&](int image, int h, int w, int channel) -> int {
     if (h < 0 || h >= c.height || w < 0 || w >= c.width) return rule.zero;
-    const float value = values[place(image, h, w, channel)];
+    const float value = prescaled(values[place(image, h, w, channel)], channel);
     return c.type == DType::s8 ? static_cast<int>(value) : act_rule::to_s8(value, rule);
   };
   for (int image = 0; image < c.images; ++image)
@@ -117,11 +129,13 @@ TEST_P(EmulatedImages, AreChannelsLast) {
 
 // Vectors of 8 and 4 pixels, pixels and channels one by one, tails of squares, padding, groups.
 constexpr Case kCases[] = {
-    {DType::f16, true, 2, 8, 12, 72, 1, 0, false},   {DType::bf16, true, 1, 6, 10, 136, 1, 0, false},
-    {DType::f16, true, 2, 7, 11, 72, 1, 1, false},   {DType::f32, true, 2, 9, 9, 68, 1, 0, false},
-    {DType::f16, true, 2, 8, 12, 80, 1, 1, true},    {DType::f32, false, 2, 9, 7, 32, 2, 1, true},
-    {DType::bf16, false, 1, 11, 9, 144, 1, 1, true}, {DType::s8, true, 2, 9, 9, 16, 3, 1, true},
-    {DType::s8, false, 1, 8, 8, 64, 1, 0, true},     {DType::s8, true, 2, 9, 11, 80, 1, 1, false},
+    {DType::f16, true, 2, 8, 12, 72, 1, 0, false},       {DType::bf16, true, 1, 6, 10, 136, 1, 0, false},
+    {DType::f16, true, 2, 7, 11, 72, 1, 1, false},       {DType::f32, true, 2, 9, 9, 68, 1, 0, false},
+    {DType::f16, true, 2, 8, 12, 80, 1, 1, true},        {DType::f32, false, 2, 9, 7, 32, 2, 1, true},
+    {DType::bf16, false, 1, 11, 9, 144, 1, 1, true},     {DType::s8, true, 2, 9, 9, 16, 3, 1, true},
+    {DType::s8, false, 1, 8, 8, 64, 1, 0, true},         {DType::s8, true, 2, 9, 11, 80, 1, 1, false},
+    {DType::f16, true, 2, 8, 12, 72, 1, 1, false, true}, {DType::bf16, false, 2, 9, 7, 40, 2, 0, false, true},
+    {DType::f16, true, 2, 8, 12, 80, 1, 1, true, true},  {DType::f32, false, 2, 9, 7, 32, 2, 1, true, true},
 };
 INSTANTIATE_TEST_SUITE_P(Steps, EmulatedImages, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 

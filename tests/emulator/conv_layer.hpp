@@ -84,22 +84,37 @@ struct FloatConv {
   std::mt19937 random;
   TileWeight weight;
   std::vector<std::uint16_t> x;
+  std::vector<float> prescale;  // by channel; none: empty
 
-  FloatConv(const ConvShape& shape, int group)
+  FloatConv(const ConvShape& shape, int group, bool prescaled = false)
       : shape(shape),
         random(static_cast<unsigned>(shape.channels + shape.outputs)),
         weight(shape.outputs, shape.k(), gpu_tile::Codes::u4, group, ZeroKind::none, random),
         x(shape.inputs()) {
     for (auto& v : x) v = to_f16(static_cast<float>(static_cast<int>(random() % 129) - 64) / 16).bits;
+    for (int i = 0; prescaled && i < shape.channels; ++i) prescale.push_back(0.01f * static_cast<float>(50 + random() % 100));
   }
   cuda::ConvTask task() const {
     cuda::ConvTask task = shape.task();
     task.weight = weight.device();
     task.a_dtype = DType::f16;
     task.x = x.data();
+    if (!prescale.empty()) task.prescale = prescale.data();
     return task;
   }
-  double act(std::size_t i) const { return static_cast<double>(to_f32(f16{x[i]})); }
+  /// Times the prescale, as f32.
+  float act(std::size_t i) const {
+    const float v = to_f32(f16{x[i]});
+    return prescale.empty() ? v : v * prescale[i % prescale.size()];
+  }
+  /// The same as tensor cores multiply it.
+  float act_f16(std::size_t i) const { return to_f32(to_f16(act(i))); }
+  /// Scratch memory for the images.
+  std::vector<std::uint32_t> scratch(cuda::ConvTask& task) const {
+    std::vector<std::uint32_t> memory(x.size() / 2 + 68);
+    task.scratch = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(memory.data()) + 255) / 256 * 256);
+    return memory;
+  }
 };
 
 /// s8 images and a weight of s8 in gpu_w8n64k128, scales of 1: sums are integers, which become floats by one rounding.

@@ -161,6 +161,7 @@ INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemmExperts, testing::ValuesIn(kExpertCas
 struct ConvCase {
   emulator::ConvShape shape;
   int group, tokens, split;
+  bool prescaled = false;
 };
 
 class EmulatedGemmConv : public testing::TestWithParam<ConvCase> {};
@@ -168,13 +169,14 @@ class EmulatedGemmConv : public testing::TestWithParam<ConvCase> {};
 TEST_P(EmulatedGemmConv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
   emulator::use_shared_memory(shared);
-  const emulator::FloatConv conv(c.shape, c.group);
+  const emulator::FloatConv conv(c.shape, c.group, c.prescaled);
   emulator::StreamKMemory scratch(c.tokens);
   ConvTask task = conv.task();
+  const auto images = conv.scratch(task);
   task.scratch_end = scratch.end();
   c.shape.expect_sums(
       task, [&](const ConvTask& t) { return conv_gemm_sm90(t, {.tokens = c.tokens, .split = c.split}, nullptr); },
-      [&](std::size_t i) { return conv.act(i); },
+      [&](std::size_t i) { return conv.act_f16(i); },
       [&](int n, int k) { return multiplied(conv.weight, DType::f16, c.tokens, n, k).value; }, 0x1p-20);
 }
 
@@ -184,6 +186,7 @@ constexpr ConvCase kConvs[] = {
     {{1, 12, 11, 128, 136, 3, 2, 1, 1, true}, 128, 128, 1},
     {{3, 10, 10, 192, 64, 3, 1, 2, 2, false}, 64, 256, kStreamK},
     {{2, 9, 7, 64, 72, 3, 1, 1, 1, false}, 16, 64, 1},
+    {{2, 9, 7, 64, 72, 3, 1, 1, 1, false}, 64, 64, 1, true},
 };
 INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemmConv, testing::ValuesIn(kConvs));
 

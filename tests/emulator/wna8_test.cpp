@@ -141,22 +141,24 @@ struct ConvCase {
   int group;  // of weights and activations
   bool act_zeros;
   int split;
+  bool prescaled = false;
 };
 
 class EmulatedWna8Conv : public testing::TestWithParam<ConvCase> {};
 
-/// Activations are integers of 255 steps in every block of channels, so that scales are 1 and quantization is exact.
+/// Activations, times the prescale, are integers of 255 steps in every block of channels, so that scales are 1 and quantization is exact.
 TEST_P(EmulatedWna8Conv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
   emulator::use_shared_memory(shared);
   emulator::FloatConv conv(c.shape, c.group);
+  for (int i = 0; c.prescaled && i < c.shape.channels; ++i) conv.prescale.push_back(i % 3 == 0 ? 0.5f : 2.0f);
   const int lowest = c.act_zeros ? -100 : -127, highest = lowest + (c.act_zeros ? 255 : 254);
   for (std::size_t i = 0; i < conv.x.size(); ++i) {
     const std::size_t in_group = i % static_cast<std::size_t>(c.group);
     const int value = in_group == 0   ? lowest
                       : in_group == 1 ? highest
                                       : lowest + static_cast<int>(conv.random() % static_cast<unsigned>(highest - lowest + 1));
-    conv.x[i] = to_f16(static_cast<float>(value)).bits;
+    conv.x[i] = to_f16(static_cast<float>(value) / (c.prescaled ? conv.prescale[i % conv.prescale.size()] : 1.0f)).bits;
   }
   ConvTask task = conv.task();
   task.fold = c.group >= gpu_tile::kChannels ? gpu_tile::kChannels : 32;
@@ -211,10 +213,9 @@ TEST_P(EmulatedWna8Conv, TakesCodesThatAreGiven) {
 
 // Folds of 128 and of 32 channels, boxes of 128 and of 64.
 constexpr ConvCase kConvs[] = {
-    {{2, 9, 7, 128, 72, 3, 1, 1, 1, false}, 128, false, 1},
-    {{1, 12, 11, 64, 136, 3, 2, 1, 1, true}, 64, false, 1},
-    {{1, 10, 10, 192, 64, 3, 1, 2, 2, false}, 32, true, kStreamK},
-    {{2, 8, 9, 256, 72, 1, 1, 0, 1, true}, 128, true, 1},
+    {{2, 9, 7, 128, 72, 3, 1, 1, 1, false}, 128, false, 1},        {{1, 12, 11, 64, 136, 3, 2, 1, 1, true}, 64, false, 1},
+    {{1, 10, 10, 192, 64, 3, 1, 2, 2, false}, 32, true, kStreamK}, {{2, 8, 9, 256, 72, 1, 1, 0, 1, true}, 128, true, 1},
+    {{2, 9, 7, 128, 72, 3, 1, 1, 1, false}, 64, true, 1, true},
 };
 INSTANTIATE_TEST_SUITE_P(Wna8, EmulatedWna8Conv, testing::ValuesIn(kConvs));
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "checkpoint/config/claims.hpp"
 #include "checkpoint/io/json.hpp"
@@ -50,7 +51,8 @@ Status analyse_activations(const ModuleTensors& tensors, Module& m, const QuantC
   if (has_zero)
     NIBBLE_RETURN_IF_ERROR(
         expect_scalar(tensors, "input_zero_point", {DType::s8, DType::e4m3, DType::f16, DType::bf16, DType::f32}));
-  if (tensors.find("pre_quant_scale") != nullptr) NIBBLE_RETURN_IF_ERROR(expect(tensors, "pre_quant_scale", kFloats, {m.k}));
+  const std::int64_t channels = m.filter ? m.k / (m.filter->h * m.filter->w) : m.k;
+  if (tensors.find("pre_quant_scale") != nullptr) NIBBLE_RETURN_IF_ERROR(expect(tensors, "pre_quant_scale", kFloats, {channels}));
   if (!m.claimed) {
     if (has_scale) note(m.notes, kInfo, "{} is present: activations are quantized with one static scale", scale);
     return {};
@@ -66,7 +68,14 @@ Status analyse_activations(const ModuleTensors& tensors, Module& m, const QuantC
 }
 
 void read_activations(const ModuleTensors& tensors, const Module& m, QuantTensor& q, std::vector<Note>& notes) {
-  if (const ConstTensorView* prescale = tensors.find("pre_quant_scale")) q.prescale = copy_as(*prescale, {q.k});
+  if (const ConstTensorView* prescale = tensors.find("pre_quant_scale")) {
+    const std::int64_t elements = q.filter.h * q.filter.w;  // of the filter, which share the factors
+    const Tensor channels = copy_as(*prescale, {q.k / elements});
+    q.prescale = Tensor(channels.dtype, {q.k});
+    for (std::int64_t i = 0; i < elements; ++i)
+      std::memcpy(q.prescale.bytes.data() + static_cast<std::size_t>(i) * channels.bytes.size(), channels.bytes.data(),
+                  channels.bytes.size());
+  }
   const std::string_view suffix = scale_suffix(tensors);
   const ConstTensorView* scale = tensors.find(suffix);
   if (scale == nullptr) return;

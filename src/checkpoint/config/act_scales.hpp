@@ -2,7 +2,7 @@
 //
 //   input_scale       f32  []    one static scale, x ≈ (q − z)·s; activation_scale in some Hugging Face files; or [1], f16, bf16
 //   input_zero_point  s8   []    z; absent when symmetric, and 0 where codes are e4m3
-//   pre_quant_scale   f16  [K]   multiplies activations before they are quantized (ModelOpt)
+//   pre_quant_scale   f16  [K]   multiplies activations before they are quantized (ModelOpt); of a convolution [Ci]
 //
 // Source: vllm-project/compressed-tensors src/compressed_tensors/quantization; NVIDIA/Model-Optimizer modelopt/torch/export;
 // huggingface/transformers src/transformers/integrations/finegrained_fp8.py.

@@ -659,6 +659,10 @@ TEST(Codecs, ActivationsThatCannotBe) {
   EXPECT_EQ(read(m).q.prescale.at(15), 0.5f);
   m.find("pre_quant_scale")->shape = {8};
   EXPECT_EQ(read(m).status.code(), StatusCode::corrupt_data);
+  m.find("weight")->shape = {8, 8, 1, 2};  // a filter of two elements, which share the factors of 8 channels
+  ASSERT_TRUE(read(m).status.ok()) << read(m).status.message();
+  EXPECT_EQ(read(m).q.prescale.shape, (std::vector<std::int64_t>{16}));
+  EXPECT_EQ(read(m).q.prescale.at(15), 0.5f);
 }
 
 TEST(Codecs, Fp8ConfigsThatContradict) {

@@ -18,7 +18,7 @@ std::size_t round_up(std::int64_t bytes) { return (static_cast<std::size_t>(byte
 }  // namespace
 
 ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayout input, ImageLayout output, DType act,
-                   const EpilogueSpec& epilogue, const ActScheme& quantize, const WeightScheme& weight)
+                   const EpilogueSpec& epilogue, const ActScheme& quantize, const WeightScheme& weight, bool prescales)
     : geometry_(geometry),
       depthwise_(kernel.variant == kDepthwise),
       inputs_(depthwise_ ? std::min<std::int64_t>(geometry.in_channels, kernel.tile.n) : geometry.group_inputs()),
@@ -32,16 +32,14 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   const std::int64_t parts = (out_width_ + tokens - 1) / tokens;
   columns_ = (out_width_ + parts - 1) / parts;
   rows_ = parts > 1 ? 1 : std::min(out_height_, std::max<std::int64_t>(1, tokens / columns_));
-  // Blocks with zero points are quantized per patch: the gathered pixels have room for a scale, but not for a zero point. So are long ones.
-  block_ =
-      is_compute_float(act) && quantize.codes == DType::s8 && quantize.zero == ZeroKind::none && quantize.group.k <= kMaxSegment
-          ? quantize.group.k
-          : 0;
-  quantizes_pixels_ =
-      is_compute_float(act) && quantize.codes == DType::s8 && (quantize.group == GroupShape::tensor() || block_ != 0);
+  // Blocks with zero points are quantized per patch: the gathered pixels have room for a scale, but not for a zero point. So are long ones,
+  // and pixels that are multiplied by a prescale first, which the preparation of patches does.
+  const bool quantizes = is_compute_float(act) && quantize.codes == DType::s8 && !prescales;
+  block_ = quantizes && quantize.zero == ZeroKind::none && quantize.group.k <= kMaxSegment ? quantize.group.k : 0;
+  quantizes_pixels_ = quantizes && (quantize.group == GroupShape::tensor() || block_ != 0);
   // Requires one scale for the whole image, octets or rows that end inside a pixel, sums that fit 32 bits, and mostly full tiles.
   const std::int64_t unit = in_rows(kernel.form) ? kRowBytes : tile::kOctet;
-  multiplies_pixels_ = kernel.variant == "whole" && quantize.group == GroupShape::tensor() &&
+  multiplies_pixels_ = kernel.variant == "whole" && quantize.group == GroupShape::tensor() && !prescales &&
                        geometry.group_inputs() % unit == 0 && k <= kMaxInt8Segment;
   transposes_out_ = output == ImageLayout::nchw;
   width_ = quantizes_pixels_ ? 1 : bits(act) / 8;

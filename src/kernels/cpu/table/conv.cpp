@@ -345,6 +345,7 @@ Status accepts_depthwise(const Kernel& self, const Problem& p) {
   if (p.geometry.group_inputs() != 1 || p.geometry.groups == 1)
     return error(StatusCode::unsupported, "multiplies pixel by pixel, the {} groups have {} input channels each",
                  p.geometry.groups, p.geometry.group_inputs());
+  if (p.prescales_k) return error(StatusCode::unsupported, "multiplies pixels as they are, without a prescale");
   if (p.act_scheme.codes == DType::none) return {};
   if (!sums_whole_rows(p.scheme, p.act_scheme) || p.act_scheme.group != GroupShape::tensor())
     return error(StatusCode::unsupported, "multiplies int8 of one scale per tensor by integers of one per output channel, not {}",

@@ -49,12 +49,18 @@ __device__ std::int32_t code_at(const W8A8Weight& w, int n, int k) {
   return code - (zeros == nullptr ? 0 : zeros[n]);
 }
 
+/// A float of the image, times the prescale of its channel.
+__device__ float pixel(const ConvTask& t, std::int64_t at, int channel) {
+  const float x = load_float(t.x, at, t.a_dtype);
+  return t.prescale == nullptr ? x : __fmul_rn(x, __ldg(t.prescale + channel));
+}
+
 /// Activations as operands of the products.
 struct Floats {
   using Value = float;
   __device__ explicit Floats(const ConvTask&) {}
   __device__ static float weight(const ConvTask& t, int n, int k) { return weight_at(t.weight, n, k); }
-  __device__ float activation(const ConvTask& t, std::int64_t at) const { return load_float(t.x, at, t.a_dtype); }
+  __device__ float activation(const ConvTask& t, std::int64_t at, int channel) const { return pixel(t, at, channel); }
   __device__ static float add(float a, float b, float sum) { return fmaf(a, b, sum); }
   __device__ float number(const ConvTask&, int, float sum) const { return sum; }
 };
@@ -64,9 +70,9 @@ struct Int8 {
   __device__ explicit Int8(const ConvTask& t) : rule(rule_of(t.acts)) {}
   __device__ static std::int32_t weight(const ConvTask& t, int n, int k) { return code_at(t.scaled, n, k); }
   /// Minus the zero point, so that padding is 0.
-  __device__ std::int32_t activation(const ConvTask& t, std::int64_t at) const {
+  __device__ std::int32_t activation(const ConvTask& t, std::int64_t at, int channel) const {
     const std::int8_t code =
-        t.a_dtype == DType::s8 ? static_cast<const std::int8_t*>(t.x)[at] : act_rule::to_s8(load_float(t.x, at, t.a_dtype), rule);
+        t.a_dtype == DType::s8 ? static_cast<const std::int8_t*>(t.x)[at] : act_rule::to_s8(pixel(t, at, channel), rule);
     return code - rule.zero;
   }
   __device__ static std::int32_t add(std::int32_t a, std::int32_t b, std::int32_t sum) {
@@ -113,7 +119,8 @@ __global__ void __launch_bounds__(kThreads, 4) conv_direct_kernel(const __grid_c
     for (int i = 0; i < steps; ++i) {
       const int h = from.h + kh * p.dilation_h, w = from.w + kw * p.dilation_w;
       if (exists && h >= 0 && h < p.height && w >= 0 && w < p.width) {
-        const Value x = products.activation(t, image + (std::int64_t{h} * p.width + w) * t.a.pixel + channel * t.a.channel);
+        const Value x =
+            products.activation(t, image + (std::int64_t{h} * p.width + w) * t.a.pixel + channel * t.a.channel, channel);
 #pragma unroll
         for (int row = 0; row < kRows; ++row) sums[row] = Products::add(weights[i][row], x, sums[row]);
       }

@@ -23,7 +23,7 @@ cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream) {
   p.patches = patches;
   p.x = static_cast<const std::uint16_t*>(task.x);
   p.x_stride = task.a.pixel;
-  if (task.a.channel != 1) {
+  if (task.a.channel != 1 || task.prescale != nullptr) {
     if (const cudaError_t e = channels_last(task, task.scratch, stream)) return e;
     p.x = static_cast<const std::uint16_t*>(task.scratch);
     p.x_stride = std::int64_t{patches.channels} * patches.groups;

@@ -5,7 +5,8 @@
 //
 //   Neighbouring threads read contiguous elements, pixels or channels; 256 threads have 16 elements each in flight.
 //
-// This handles any strides and sizes, an element at a time. The two usual kinds of images use vectors:
+// This handles any strides and sizes, an element at a time, and multiplies elements by the prescale of their channel on the way. The two
+// usual kinds of images use vectors:
 //
 //   [C][H·W] of 16-bit elements, 4 or 8 pixels at a time: ldmatrix transposes 8 pixels × 8 channels
 //   [H·W][C] to codes, 16 channels at a time: no transposition
@@ -36,30 +37,62 @@ constexpr int kCtas = 3;  // that share an SM, as registers allow: 24 KB of 16-b
 #endif
 constexpr int kElements = kSquare * kSquare / kThreads;  // of a thread
 
-/// The element type that is loaded, its conversion, and the value of padding.
+/// The element type that is loaded, its conversion, which a prescale makes depend on the channel, and the value of padding.
 template <class Bits>
 struct AsItIs {
   using Raw = Bits;
   using Value = Bits;
+  static constexpr bool kPrescales = false;
   __device__ explicit AsItIs(const ConvTask&) {}
-  __device__ Value value(Raw x) const { return x; }
+  __device__ Value value(Raw x, int) const { return x; }
   __device__ Value padding() const { return 0; }
 };
-template <DType kSource>
-struct AsCode {
-  using Raw =
-      std::conditional_t<kSource == DType::s8, std::int8_t, std::conditional_t<kSource == DType::f32, float, std::uint16_t>>;
+
+/// Elements of an image as f32, times the prescale of their channel, which counts those of all groups.
+template <DType kSource, bool kTimes>
+struct Source {
+  using Raw = std::conditional_t<kSource == DType::f32, float, std::uint16_t>;
+  static constexpr bool kPrescales = kTimes;
+  const ConvTask& t;
+  __device__ float number(Raw x, int channel) const {
+    float y;
+    if constexpr (kSource == DType::f32)
+      y = x;
+    else
+      y = half_of(x, 0, kSource);
+    return kTimes ? act_rule::multiply(y, __ldg(t.prescale + channel % t.patches.channels)) : y;
+  }
+};
+/// 16-bit floats times their prescale, rounded to their type.
+template <DType kType>
+struct Prescaled : Source<kType, true> {
+  using typename Source<kType, true>::Raw;
+  using Value = std::uint16_t;
+  __device__ explicit Prescaled(const ConvTask& t) : Source<kType, true>{t} {}
+  __device__ Value value(Raw x, int channel) const {
+    const float y = this->number(x, channel);
+    return static_cast<Value>(kType == DType::f16 ? ptx::to_f16x2(y, 0.0f) : ptx::to_bf16x2(y, 0.0f));
+  }
+  __device__ Value padding() const { return 0; }
+};
+template <DType kSource, bool kTimes = false>
+struct AsCode : Source<kSource, kTimes> {
+  using typename Source<kSource, kTimes>::Raw;
   using Value = std::int8_t;
   act_rule::Rule rule;
+  __device__ explicit AsCode(const ConvTask& t) : Source<kSource, kTimes>{t}, rule(rule_of(t.acts)) {}
+  __device__ Value value(Raw x, int channel) const { return static_cast<std::int8_t>(encode_s8(this->number(x, channel), rule)); }
+  __device__ Value padding() const { return static_cast<std::int8_t>(rule.zero); }
+};
+/// Codes that are given.
+template <>
+struct AsCode<DType::s8> {
+  using Raw = std::int8_t;
+  using Value = std::int8_t;
+  static constexpr bool kPrescales = false;
+  act_rule::Rule rule;
   __device__ explicit AsCode(const ConvTask& t) : rule(rule_of(t.acts)) {}
-  __device__ Value value(Raw x) const {
-    if constexpr (kSource == DType::s8)
-      return x;
-    else if constexpr (kSource == DType::f32)
-      return static_cast<std::int8_t>(encode_s8(x, rule));
-    else
-      return static_cast<std::int8_t>(encode_s8(half_of(x, 0, kSource), rule));
-  }
+  __device__ Value value(Raw x, int) const { return x; }
   __device__ Value padding() const { return static_cast<std::int8_t>(rule.zero); }
 };
 
@@ -71,7 +104,7 @@ struct ImageCopy {
 };
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads, kCtas) copy_kernel(const __grid_constant__ ImageCopy b) {
+__global__ void __launch_bounds__(kThreads, Element::kPrescales ? 2 : kCtas) copy_kernel(const __grid_constant__ ImageCopy b) {
   using Value = typename Element::Value;
   constexpr int kVector = 16 / static_cast<int>(sizeof(Value)), kVectors = kSquare / kVector;  // of a pixel in the square
   // An odd number of words from pixel to pixel: a column of the square is in 32 different banks.
@@ -106,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) copy_kernel(const __grid_cons
   for (int i = 0; i < kElements; ++i) {
     int pixel, channel;
     place(i, pixel, channel);
-    square[pixel][channel] = from[pixel] >= 0 ? element.value(raw[i]) : element.padding();
+    square[pixel][channel] = from[pixel] >= 0 ? element.value(raw[i], first_channel + channel) : element.padding();
   }
   __syncthreads();
 
@@ -224,7 +257,7 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(const __grid_constant_
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const auto code = [&](int j) {
-          return static_cast<std::uint32_t>(static_cast<std::uint8_t>(element.value(elements[4 * w + j])));
+          return static_cast<std::uint32_t>(static_cast<std::uint8_t>(element.value(elements[4 * w + j], channel + 4 * w + j)));
         };
         word[w] = from[pixel] < 0
                       ? static_cast<std::uint8_t>(element.padding()) * 0x01010101u
@@ -254,19 +287,19 @@ cudaError_t copy_images(const ConvTask& task, void* to, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(squares), static_cast<unsigned>((b.channels + kSquare - 1) / kSquare));
   if (to == nullptr || squares < 1 || b.channels * sizeof(typename Element::Value) % 16 != 0) return cudaErrorInvalidValue;
   if (squares > std::numeric_limits<std::int32_t>::max() || grid.y > 65535) return cudaErrorInvalidConfiguration;
-  if constexpr (std::is_same_v<Element, AsItIs<std::uint32_t>>) {
-    // f32 is copied element by element
+  if constexpr (sizeof(typename Element::Value) == 1 && !Element::kPrescales) {
+    if (task.a.channel == 1 && in_vectors(task, 16, sizeof(typename Element::Raw), b.channels) &&
+        std::int64_t{task.images} * pixels <= std::numeric_limits<std::int32_t>::max() / 2) {
+      const int across = std::min(b.channels / kCodes, kThreads), rows = kThreads / across;
+      const std::int64_t all = std::int64_t{task.images} * pixels, ctas = (all + rows * kPixels - 1) / (rows * kPixels);
+      return launch_dependent(encode_kernel<Element>, static_cast<unsigned>(ctas),
+                              dim3(static_cast<unsigned>(across), static_cast<unsigned>(rows)), 0, stream, b);
+    }
   } else if constexpr (std::is_same_v<Element, AsItIs<std::uint16_t>>) {
     if (task.a.pixel == 1 && in_vectors(task, 8, 2, pixels)) {
       const bool eights = in_vectors(task, 16, 2, pixels);
       return launch_dependent(eights ? transpose_kernel<8> : transpose_kernel<4>, grid, kThreads, 0, stream, b);
     }
-  } else if (task.a.channel == 1 && in_vectors(task, 16, sizeof(typename Element::Raw), b.channels) &&
-             std::int64_t{task.images} * pixels <= std::numeric_limits<std::int32_t>::max() / 2) {
-    const int across = std::min(b.channels / kCodes, kThreads), rows = kThreads / across;
-    const std::int64_t all = std::int64_t{task.images} * pixels, ctas = (all + rows * kPixels - 1) / (rows * kPixels);
-    return launch_dependent(encode_kernel<Element>, static_cast<unsigned>(ctas),
-                            dim3(static_cast<unsigned>(across), static_cast<unsigned>(rows)), 0, stream, b);
   }
   return launch_dependent(copy_kernel<Element>, grid, kThreads, 0, stream, b);
 }
@@ -323,12 +356,17 @@ bool readable(const ConvTask& task) {
          task.a.pixel % 16 == 0 && reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
 }
 
+template <DType kSource>
+cudaError_t codes_last_of(const ConvTask& task, void* to, cudaStream_t stream) {
+  return task.prescale == nullptr ? copy_images<AsCode<kSource>>(task, to, stream)
+                                  : copy_images<AsCode<kSource, true>>(task, to, stream);
+}
 cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream) {
   switch (task.a_dtype) {
     case DType::s8: return copy_images<AsCode<DType::s8>>(task, to, stream);
-    case DType::f16: return copy_images<AsCode<DType::f16>>(task, to, stream);
-    case DType::bf16: return copy_images<AsCode<DType::bf16>>(task, to, stream);
-    case DType::f32: return copy_images<AsCode<DType::f32>>(task, to, stream);
+    case DType::f16: return codes_last_of<DType::f16>(task, to, stream);
+    case DType::bf16: return codes_last_of<DType::bf16>(task, to, stream);
+    case DType::f32: return codes_last_of<DType::f32>(task, to, stream);
     default: return cudaErrorInvalidValue;
   }
 }
@@ -340,7 +378,9 @@ cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream) {
   bare.patches.top = bare.patches.bottom = bare.patches.left = bare.patches.right = 0;
   if (task.a_dtype == DType::f32) return copy_images<AsItIs<std::uint32_t>>(bare, to, stream);
   if (task.a_dtype == DType::s8) return copy_images<AsCode<DType::s8>>(bare, to, stream);
-  return copy_images<AsItIs<std::uint16_t>>(bare, to, stream);
+  if (task.prescale == nullptr) return copy_images<AsItIs<std::uint16_t>>(bare, to, stream);
+  return task.a_dtype == DType::f16 ? copy_images<Prescaled<DType::f16>>(bare, to, stream)
+                                    : copy_images<Prescaled<DType::bf16>>(bare, to, stream);
 }
 
 cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t stream) {

@@ -170,6 +170,7 @@ ConvTask pointwise(const ConvTask& task, const float* x, int k, int first, int t
   rows.images = 1;
   rows.a_dtype = DType::f32;
   rows.x = x;
+  rows.prescale = nullptr;  // of pixels before they became codes
   rows.a = {.image = 0, .pixel = std::int64_t{k} * task.patches.groups, .channel = 1};
   const std::int64_t image = first / task.patches.pixels(), pixel = first % task.patches.pixels();
   const auto advance = [&](epilogue::Operand& operand) {
@@ -198,6 +199,7 @@ Status run_conv(const Kernel&, const StepArgs& args) {
   QuantizeTask quantize{
       .a = task.x, .type = task.a_dtype, .k = g.k(), .codes_type = act.codes, .known = known, .group = act.group.k};
   quantize.scale = acts.scale, quantize.zero = acts.zero;
+  quantize.prescale = reinterpret_cast<const float*>(w.device.prescale.data());
   if (w.act_limit) quantize.limit = *w.act_limit;
   const PatchRows patches{.patches = task.patches, .a = task.a, .pad = acts.zeros};
   acts.codes = quantize.codes = args.scratch.data();

@@ -83,6 +83,7 @@ Result<ConvTask> images_of(const StepArgs& args) {
                   .x = a.data,
                   .a = {a.image, a.pixel, a.channel},
                   .d = {d.image, d.pixel, d.channel},
+                  .prescale = reinterpret_cast<const float*>(args.weight->device.prescale.data()),
                   .scratch = args.scratch.data(),
                   .scratch_end = end_of(args.scratch),
                   .epilogue = element};
@@ -254,8 +255,9 @@ Status run_codes_sm80(const Kernel&, const StepArgs& args) {
   return launch_conv_w8a8_sm80(task, args.stream);
 }
 
-/// Whether 16-byte copies can read the pixels of channels-last images in place; others are copied first.
+/// Whether 16-byte copies can read the pixels of channels-last images in place; others, and those that are prescaled, are copied first.
 bool reads_pixels(const StepArgs& args) {
+  if (!args.weight->prescale.empty()) return true;
   const ConvGeometry& g = args.conv->geometry;
   const auto a = image_of("A", args.a, args.conv->input, args.a.dim(0), g.in_channels, g.height, g.width);
   return a.ok() && (a->channel != 1 || (reinterpret_cast<std::uintptr_t>(a->data) % 16 == 0 && a->pixel * 2 % 16 == 0));
@@ -284,7 +286,8 @@ Status run_sm80(const Kernel&, const StepArgs& args) {
 
 std::size_t half_workspace(const Kernel&, const Problem& p) {
   const ConvGeometry& g = p.geometry;
-  return p.input == ImageLayout::nhwc ? 0 : 2 * static_cast<std::size_t>(p.m * g.height * g.width * g.in_channels);
+  return p.input == ImageLayout::nhwc && !p.prescales_k ? 0
+                                                        : 2 * static_cast<std::size_t>(p.m * g.height * g.width * g.in_channels);
 }
 
 std::size_t sm90_workspace(const Kernel& self, const Problem& p) {
@@ -318,7 +321,7 @@ double copy_us(const GpuInfo& gpu, double bytes, double share = 0.7) {
   return kLaunchUs + 1e-3 * bytes / (share * gpu.read_gbytes_per_s);
 }
 
-/// The time to copy images of 16-bit floats into the other order.
+/// The time to copy images of 16-bit floats into the other order, or to prescale them.
 double reorder_us(const Kernel& self, const GpuInfo& gpu, const Problem& p) {
   const auto bytes = static_cast<double>(half_workspace(self, p));
   return bytes == 0 ? 0.0 : copy_us(gpu, 2 * bytes);
@@ -415,7 +418,7 @@ constexpr Kernel conv_row(Isa isa, std::string_view act, std::string_view layout
 
 constexpr Kernel float_row(Isa isa, std::string_view act) {
   Kernel row = conv_row(isa, act, "gpu_n64k128", "gemm", Sums::tensor_cores);
-  row.rounds_weights = row.rounds_scales = true;
+  row.rounds_weights = row.rounds_scales = row.rounds_prescaled = true;
   return row;
 }
 

@@ -38,7 +38,8 @@ cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaS
 /// group a multiple of 16, and where there are groups, their output channels of 64.
 cudaError_t conv_w8a8_sm80(const ConvTask& task, cudaStream_t stream);
 
-/// to[B,H,W,C] dense, of f16, bf16 or f32 elements whose channels are a multiple of 8, or of s8 elements and a multiple of 16.
+/// to[B,H,W,C] dense, of f16, bf16 or f32 elements whose channels are a multiple of 8, or of s8 elements and a multiple of 16. 16-bit floats
+/// are multiplied by task.prescale, and rounded to their type.
 cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream);
 
 /// How sm_90's kernels store a D that is not channels-last.

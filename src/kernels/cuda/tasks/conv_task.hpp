@@ -16,7 +16,8 @@ struct ConvTask {
   int images = 0;
   DType a_dtype = DType::f16;
   const void* x = nullptr;
-  ImageStrides a, d;  // elements
+  ImageStrides a, d;                // elements
+  const float* prescale = nullptr;  // [channels of a group]: what the pixels of each group are multiplied by first; null: nothing
   void* scratch = nullptr;
   void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
   epilogue::Element epilogue;   // d_stride is d.pixel

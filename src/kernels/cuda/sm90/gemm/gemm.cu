@@ -145,7 +145,7 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
     return cudaErrorInvalidValue;
   const void* x = task.x;
   std::int64_t pitch = task.a.pixel * 2;
-  if (task.a.channel != 1) {
+  if (task.a.channel != 1 || task.prescale != nullptr) {
     if (const cudaError_t e = channels_last(task, task.scratch, stream)) return e;
     x = task.scratch;
     pitch = std::int64_t{patches.channels} * 2;
@@ -176,16 +176,21 @@ cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaS
       patches.channels % task.fold != 0)
     return cudaErrorInvalidValue;
 
-  // A row of the quantizer is a pixel. Contiguous pixels are quantized as one row, if it has at most so many channels (quantize_acts.cu).
+  // A row of the quantizer is a pixel. Contiguous pixels without a prescale are quantized as one row, if it has at most so many channels
+  // (quantize_acts.cu).
   constexpr std::int64_t kMostChannels = std::int64_t{1} << 28;
   const std::int64_t element = task.a_dtype == DType::f32 ? 4 : task.a_dtype == DType::s8 ? 1 : 2;
   const bool reorders = task.a.channel != 1;
   const Wna8ImageMap map =
       wna8_image_map(task.fold, pixels, patches.channels, reorders ? pixels * patches.channels * element : 0);
   auto* const scratch = static_cast<std::byte*>(task.scratch);
-  if (reorders)
-    if (const cudaError_t e = channels_last(task, scratch + map.image, stream)) return e;
+  if (reorders) {
+    ConvTask unscaled = task;  // the quantizer multiplies by the prescale
+    unscaled.prescale = nullptr;
+    if (const cudaError_t e = channels_last(unscaled, scratch + map.image, stream)) return e;
+  }
   QuantizeTask codes = task.online;
+  codes.prescale = task.prescale;
   codes.type = task.a_dtype;
   codes.pitch = patches.channels;
   codes.fold = task.fold;
@@ -193,7 +198,7 @@ cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaS
   const std::int64_t in_image = std::int64_t{patches.height} * patches.width;
   const std::int64_t pixel = reorders ? patches.channels : task.a.pixel, image = reorders ? in_image * pixel : task.a.image;
   const bool evenly = task.images == 1 || image == in_image * pixel;  // else images have gaps between them
-  const bool one = evenly && pixel == patches.channels && pixels * pixel <= kMostChannels;
+  const bool one = evenly && pixel == patches.channels && pixels * pixel <= kMostChannels && task.prescale == nullptr;
   const int parts = evenly ? 1 : task.images;
   for (int i = 0; i < parts; ++i) {
     codes.a = (reorders ? scratch + map.image : static_cast<const std::byte*>(task.x)) + i * image * element;

@@ -109,6 +109,48 @@ struct FloatConv {
   }
   /// The same as tensor cores multiply it.
   float act_f16(std::size_t i) const { return to_f32(to_f16(act(i))); }
+  /// Makes the images, times a prescale if any, integers of 255 steps in every block of channels: scales are 1, and quantization is exact.
+  void be_exact_codes(int block, bool zeros, bool prescaled) {
+    for (int i = 0; prescaled && i < shape.channels; ++i) prescale.push_back(i % 3 == 0 ? 0.5f : 2.0f);
+    const int lowest = zeros ? -100 : -127, highest = lowest + (zeros ? 255 : 254);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const std::size_t in_block = i % static_cast<std::size_t>(block);
+      const int value = in_block == 0   ? lowest
+                        : in_block == 1 ? highest
+                                        : lowest + static_cast<int>(random() % static_cast<unsigned>(highest - lowest + 1));
+      x[i] = to_f16(static_cast<float>(value) / (prescaled ? prescale[i % prescale.size()] : 1.0f)).bits;
+    }
+  }
+  /// Has `launch` multiply f32 images, as fixed point in folds of so many channels, and compares.
+  template <class Launch>
+  void expect_f32_sums(bool channels_first, int fold, Launch launch) {
+    const int pixels = shape.height * shape.width;
+    cuda::ConvTask f32 = task();
+    if (channels_first) f32.a = {pixels * shape.channels, 1, pixels};
+    const auto place = [&](std::size_t i) {  // of number i with channels last
+      const auto channel = static_cast<int>(i) % shape.channels, pixel = static_cast<int>(i) / shape.channels;
+      return static_cast<std::size_t>(pixel / pixels * f32.a.image + pixel % pixels * f32.a.pixel + channel * f32.a.channel);
+    };
+    std::vector<float4> memory(shape.inputs() / 4 + 1);  // aligned
+    auto* const images = reinterpret_cast<float*>(memory.data());
+    for (std::size_t i = 0; i < shape.inputs(); ++i)
+      images[i] = std::ldexp(static_cast<float>(random() % 0x1000000) - 0x1p23f, static_cast<int>(random() % 3) - 24);
+    f32.a_dtype = DType::f32;
+    f32.x = images;
+    f32.fold = fold;
+    f32.fixed_point = true;
+    const std::int64_t all = shape.images * pixels;
+    const cuda::Wna8ImageMap map =
+        cuda::wna8_image_map(fold, cuda::kDigitPlanes * all, shape.channels, channels_first ? 4 * all * shape.channels : 0);
+    std::vector<float4> workspace(map.bytes / sizeof(float4));
+    f32.scratch = workspace.data();
+    const auto act = [&](std::size_t i) {
+      const float v = images[place(i)];
+      return prescale.empty() ? v : v * prescale[i % prescale.size()];
+    };
+    shape.expect_sums(
+        f32, launch, act, [&](int n, int k) { return weight.value(n, k); }, 0x1p-20);
+  }
   /// Scratch memory for the images.
   std::vector<std::uint32_t> scratch(cuda::ConvTask& task) const {
     std::vector<std::uint32_t> memory(x.size() / 2 + 68);

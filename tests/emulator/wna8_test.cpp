@@ -146,20 +146,11 @@ struct ConvCase {
 
 class EmulatedWna8Conv : public testing::TestWithParam<ConvCase> {};
 
-/// Activations, times the prescale, are integers of 255 steps in every block of channels, so that scales are 1 and quantization is exact.
 TEST_P(EmulatedWna8Conv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
   emulator::use_shared_memory(shared);
   emulator::FloatConv conv(c.shape, c.group);
-  for (int i = 0; c.prescaled && i < c.shape.channels; ++i) conv.prescale.push_back(i % 3 == 0 ? 0.5f : 2.0f);
-  const int lowest = c.act_zeros ? -100 : -127, highest = lowest + (c.act_zeros ? 255 : 254);
-  for (std::size_t i = 0; i < conv.x.size(); ++i) {
-    const std::size_t in_group = i % static_cast<std::size_t>(c.group);
-    const int value = in_group == 0   ? lowest
-                      : in_group == 1 ? highest
-                                      : lowest + static_cast<int>(conv.random() % static_cast<unsigned>(highest - lowest + 1));
-    conv.x[i] = to_f16(static_cast<float>(value) / (c.prescaled ? conv.prescale[i % conv.prescale.size()] : 1.0f)).bits;
-  }
+  conv.be_exact_codes(c.group, c.act_zeros, c.prescaled);
   ConvTask task = conv.task();
   task.fold = c.group >= gpu_tile::kChannels ? gpu_tile::kChannels : 32;
   task.online = {.type = DType::f16, .zero_points = c.act_zeros, .group = c.group};
@@ -211,11 +202,26 @@ TEST_P(EmulatedWna8Conv, TakesCodesThatAreGiven) {
   }
 }
 
+/// f32 activations as the bytes of fixed-point numbers, channels last and first.
+TEST_P(EmulatedWna8Conv, MultipliesF32AsFixedPoint) {
+  const ConvCase& c = GetParam();
+  if (c.act_zeros && !c.prescaled) GTEST_SKIP() << "a case of quantized activations";
+  emulator::use_shared_memory(shared);
+  emulator::FloatConv conv(c.shape, c.group, c.prescaled);
+  for (const bool channels_first : {false, true})
+    conv.expect_f32_sums(channels_first, c.group >= gpu_tile::kChannels ? gpu_tile::kChannels : 32, [&](ConvTask task) {
+      emulator::StreamKMemory scratch(64);
+      task.scratch_end = scratch.end();
+      return conv_wna8_sm90(task, {.tokens = 64, .split = c.split}, nullptr);
+    });
+}
+
 // Folds of 128 and of 32 channels, boxes of 128 and of 64.
 constexpr ConvCase kConvs[] = {
     {{2, 9, 7, 128, 72, 3, 1, 1, 1, false}, 128, false, 1},        {{1, 12, 11, 64, 136, 3, 2, 1, 1, true}, 64, false, 1},
     {{1, 10, 10, 192, 64, 3, 1, 2, 2, false}, 32, true, kStreamK}, {{2, 8, 9, 256, 72, 1, 1, 0, 1, true}, 128, true, 1},
-    {{2, 9, 7, 128, 72, 3, 1, 1, 1, false}, 64, true, 1, true},
+    {{2, 9, 7, 128, 72, 3, 1, 1, 1, false}, 64, true, 1, true},    {{2, 9, 7, 64, 72, 3, 1, 1, 1, true}, 32, false, 4},
+    {{2, 9, 7, 128, 72, 3, 1, 1, 1, true}, 128, false, kStreamK},
 };
 INSTANTIATE_TEST_SUITE_P(Wna8, EmulatedWna8Conv, testing::ValuesIn(kConvs));
 

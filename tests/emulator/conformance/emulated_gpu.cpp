@@ -1,6 +1,6 @@
 // cuda.hpp and launch.hpp on the emulated GPU, in the place of no_cuda.cpp: device memory is the host's, a launch runs to its end before it
 // returns, and of compute capability 7.5 only the kernels of every GPU run. With NIBBLE_EMULATED_GPU=80 in the environment it is of 8.0, and
-// sm_80's kernels for experts run, too. Plans, packing, workspaces and the functions of kernel rows are the library's own.
+// sm_80's kernels for experts and for convolutions run, too. Plans, packing, workspaces and the functions of kernel rows are the library's own.
 #include <cstdlib>
 #include <cstring>
 
@@ -78,10 +78,11 @@ Status launch_wna8_sm80_experts(const Wna8Task& task, int rows, Stream) {
 Status launch_wna8_sm90(const Wna8Task&, int, int, int, Stream) { return not_emulated(); }
 Status launch_wna8_decode_sm90(const Wna8DecodeTask&, const DecodeConfig&, Stream) { return not_emulated(); }
 Status launch_conv_sm90(const ConvTask&, int, int, int, Stream) { return not_emulated(); }
-Status launch_conv_sm80(const ConvTask&, Stream) { return not_emulated(); }
+Status launch_conv_sm80(const ConvTask& task, Stream) { return status_of(emulator::conv_gemm_sm80(task)); }
 Status launch_conv_w8a8_sm90(const ConvTask&, int, int, int, Stream) { return not_emulated(); }
 Status launch_conv_wna8_sm90(const ConvTask&, int, int, Stream) { return not_emulated(); }
-Status launch_conv_w8a8_sm80(const ConvTask&, Stream) { return not_emulated(); }
+Status launch_conv_wna8_sm80(const ConvTask& task, Stream) { return status_of(emulator::conv_wna8_sm80(task)); }
+Status launch_conv_w8a8_sm80(const ConvTask& task, Stream) { return status_of(emulator::conv_w8a8_sm80(task)); }
 Status launch_gemm_sm80(const LinearTask&, int, Stream) { return not_emulated(); }
 Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return not_emulated(); }
 Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream) {

@@ -1,4 +1,4 @@
-// The launchers of the kernels of every GPU, and of sm_80's for experts, on the emulated GPU: each in a translation unit with the shared memory that its kernels declare.
+// The launchers of the kernels of every GPU, and of sm_80's for experts and for convolutions, on the emulated GPU: each in a translation unit with the shared memory that its kernels declare.
 #pragma once
 
 #include "kernels/cuda/launch/launch.hpp"
@@ -13,6 +13,9 @@ int linear_w8a8_simt(const cuda::W8A8Task& task);
 int linear_codes_simt(const cuda::CodesTask& task);
 int conv_direct(const cuda::ConvTask& task);
 int conv_direct_s8(const cuda::ConvTask& task);
+int conv_gemm_sm80(const cuda::ConvTask& task);
+int conv_w8a8_sm80(const cuda::ConvTask& task);
+int conv_wna8_sm80(const cuda::ConvTask& task);
 int quantize_acts(const cuda::QuantizeTask& task);
 int quantize_patches(const cuda::QuantizeTask& task, const cuda::PatchRows& patches);
 int decode_acts(const cuda::QuantizedActs& acts, DType type, const std::int32_t* perm, std::int64_t m, std::int64_t k, float* x);

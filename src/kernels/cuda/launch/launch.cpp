@@ -293,6 +293,10 @@ Status launch_conv_wna8_sm90(const ConvTask& task, int tokens, int split, Stream
   return status_of(conv_wna8_sm90(task, {.tokens = tokens, .split = split}, native(stream)), describe("conv_wna8_sm90", task));
 }
 
+Status launch_conv_wna8_sm80(const ConvTask& task, Stream stream) {
+  return status_of(conv_wna8_sm80(task, native(stream)), describe("conv_wna8_sm80", task));
+}
+
 Status launch_conv_w8a8_sm80(const ConvTask& task, Stream stream) {
   return status_of(conv_w8a8_sm80(task, native(stream)), describe("conv_w8a8_sm80", task));
 }

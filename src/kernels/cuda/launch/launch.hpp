@@ -55,6 +55,7 @@ Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, 
 Status launch_conv_sm80(const ConvTask& task, Stream stream);
 Status launch_conv_w8a8_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream);
 Status launch_conv_wna8_sm90(const ConvTask& task, int tokens, int split, Stream stream);
+Status launch_conv_wna8_sm80(const ConvTask& task, Stream stream);
 Status launch_conv_w8a8_sm80(const ConvTask& task, Stream stream);
 Status launch_conv_direct(const ConvTask& task, Stream stream);
 Status launch_conv_direct_s8(const ConvTask& task, Stream stream);

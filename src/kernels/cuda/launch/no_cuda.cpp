@@ -44,6 +44,7 @@ Status launch_conv_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda
 Status launch_conv_sm80(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_w8a8_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_conv_wna8_sm90(const ConvTask&, int, int, Stream) { return no_cuda(); }
+Status launch_conv_wna8_sm80(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_w8a8_sm80(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_direct(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_direct_s8(const ConvTask&, Stream) { return no_cuda(); }

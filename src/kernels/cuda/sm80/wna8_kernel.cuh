@@ -12,6 +12,10 @@
 // neither on M nor on the other rows.
 //
 // Of experts (kExperts, compiled separately) token blocks are tiles of their rows, as in gemm_kernel.cuh.
+//
+// In a convolution (kPatches, compiled separately) tokens are output pixels, T = 64. A thread copies 16 channels of a pixel's codes, or writes
+// zeros, as in gemm_kernel.cuh, and of one token the terms of 64 or 128 channels of a pixel. Images of f32 are three planes of images of
+// codes, which the weight's records are multiplied by one after the other, as in gemm_stages.cuh of sm_90.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +23,7 @@
 
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/patch_corners.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/shared_memory.hpp"
 #include "kernels/cuda/device/split_k.cuh"
@@ -51,8 +56,12 @@ struct Params {
   int tile_records;
   int token_blocks;
   int stage_bytes;
-  ExpertTiles experts;  // of rows of experts, whose tiles are the token blocks
-  SplitK split;         // not of experts
+  ExpertTiles experts;                        // of rows of experts, whose tiles are the token blocks
+  SplitK split;                               // not of experts
+  Patches patches;                            // of a convolution: codes are images [B,H,W,C], pixels `pitch` bytes apart
+  int planes, plane_pixels;                   // of such images; tile_records is the number of records of all planes
+  std::int64_t pixel_terms;                   // bytes of a pixel's terms
+  std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
 };
 
 /// token_terms: bytes of a token in a record.
@@ -61,16 +70,78 @@ constexpr int stage_bytes(int tokens, bool experts, int token_terms, int record_
   return (bytes + 127) / 128 * 128;  // the swizzle's address bits are the address's
 }
 
-/// kExperts: rows of A have weights of their experts.
-template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms, bool kExperts>
+/// Bytes of a pixel's terms that are copied at a time: those of two folds of 32 channels, or of one of 128 and 8 unused ones.
+constexpr int kTermBox = 16;
+
+/// Codes and terms of patches into a stage, of one thread: a chunk of every kStep-th token's channels, and a box of terms of one token.
+template <int kTokens, int kBoxes>
+class PatchCopier {
+ public:
+  /// `table`: the corners of the CTA's tokens.
+  __device__ PatchCopier(const Params& p, std::uint32_t table, int first_row, int first_token)
+      : p_(p), step_(patch_channel(p.patches, gpu_tile::kChannels)), table_(table) {
+    const int group = first_row / p.patches.group_outputs, thread = static_cast<int>(threadIdx.x);
+    codes_ = p.codes + group * p.patches.channels;
+    terms_ = p.terms + group * p.patches.channels / (kBoxes == 1 ? gpu_tile::kChannels : kTermChannels) * kTermBox;
+    restart();
+    if (thread < kTokens) store_corner(table + thread * kCornerBytes, p.patches, first_token + thread, p.m);
+    __syncthreads();
+  }
+  /// Records in their order, of all planes.
+  __device__ void request(std::uint32_t stage) {
+    const int plane = plane_ * p_.plane_pixels;
+#pragma unroll
+    for (int i = 0; i < kTokens / kStep; ++i) {
+      const int token = this->token() + i * kStep,
+                pixel = pixel_under(p_.patches, load_corner(table_ + token * kCornerBytes), at_);
+      const std::uint8_t* const from = codes_ + (std::int64_t{max(pixel, 0)} + plane) * p_.pitch + at_.c;
+      ptx::async_copy16(stage + token * kRowBytes + (chunk() ^ token % 8) * kChunk, from, pixel >= 0 ? kChunk : 0);
+    }
+    if (box() < kBoxes) {
+      const int token = static_cast<int>(threadIdx.x) % kTokens;
+      const int pixel = pixel_under(p_.patches, load_corner(table_ + token * kCornerBytes), of_terms_);
+      const std::uint8_t* const from = terms_ + (std::int64_t{max(pixel, 0)} + plane) * p_.pixel_terms +
+                                       of_terms_.c / (kBoxes == 1 ? gpu_tile::kChannels : kTermChannels) * kTermBox;
+      ptx::async_copy16(stage + kTokens * kRowBytes + (box() * kTokens + token) * kTermBox, from, pixel >= 0 ? kTermBox : 0);
+    }
+    advance(at_, p_.patches, step_);
+    advance(of_terms_, p_.patches, step_);
+    if (++record_ == p_.tile_records / p_.planes) ++plane_, restart();
+  }
+
+ private:
+  static constexpr int kStep = kThreads / kChunks;               // tokens that all threads copy at a time
+  static constexpr int kTermChannels = gpu_tile::kChannels / 2;  // of a box, where a record has two
+  static_assert(kStep % 8 == 0 && kThreads >= kBoxes * kTokens);
+  __device__ static int token() { return static_cast<int>(threadIdx.x) / kChunks; }
+  __device__ static int chunk() { return static_cast<int>(threadIdx.x) % kChunks; }
+  __device__ static int box() { return static_cast<int>(threadIdx.x) / kTokens; }
+  /// At the first record of a plane.
+  __device__ void restart() {
+    record_ = 0;
+    at_ = patch_channel(p_.patches, chunk() * kChunk);
+    of_terms_ = patch_channel(p_.patches, box() * kTermChannels);
+  }
+
+  const Params& p_;
+  PatchChannel at_, of_terms_, step_;
+  const std::uint8_t *codes_, *terms_;  // of the group
+  std::uint32_t table_;
+  int record_ = 0, plane_ = 0;
+};
+
+/// kExperts: rows of A have weights of their experts. kPatches: tokens are output pixels of a convolution.
+template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms, bool kExperts, bool kPatches>
 struct Gemm {
   static constexpr int kFolds = kPath == ConstantsPath::any ? gpu_tile::kChannels / kStepChannels : 1;  // of a record
   static constexpr int kTiles = kTokens / 8;
   static constexpr bool kOffsets = kTerms == ActTerms::offsets, kSumsCodes = kOffsets || kTerms == ActTerms::zeros;
   static constexpr int kTermBytes = token_term_bytes(kOffsets);  // of a token
   static constexpr int kFoldTerms = term_tokens(kTokens, kExperts) * kTermBytes;
-  static_assert(!kExperts || !kOffsets);
-  static constexpr int kTermsAt = kTokens * kRowBytes, kRecordAt = kTermsAt + kFolds * kFoldTerms;
+  static constexpr int kBoxes = kFolds == 1 ? 1 : 2;  // of a pixel's terms in a record
+  static constexpr int kTermsAt = kTokens * kRowBytes;
+  static constexpr int kRecordAt = kTermsAt + (kPatches ? kBoxes * kTokens * kTermBox : kFolds * kFoldTerms);
+  static_assert(!(kExperts || kPatches) || !kOffsets);
 
   const Params& p;
   std::uint32_t base;
@@ -89,7 +160,9 @@ struct Gemm {
 
   __device__ void request_weights(int record) const {
     if (record >= run.count) return;
-    const std::uint8_t* from = p.records + (std::int64_t{tile} * p.tile_records + run.first + record) * p.format.bytes;
+    int records = p.tile_records, of_tile = run.first + record;
+    if constexpr (kPatches) records /= p.planes, of_tile %= records;
+    const std::uint8_t* from = p.records + (std::int64_t{tile} * records + of_tile) * p.format.bytes;
     if constexpr (kExperts) from += expert * p.experts.weight_pitch;
 #pragma unroll 1
     for (int at = static_cast<int>(threadIdx.x) * kChunk; at < p.format.bytes; at += kThreads * kChunk)
@@ -117,23 +190,29 @@ struct Gemm {
 
   // ---- products
 
-  __device__ uint4 terms_of_two(std::uint32_t terms) const {
-    return kExperts ? load_terms_from(terms, first_token) : ptx::load_shared16(terms);
+  /// The terms of fold `index` of two tokens, `tokens` being the place of the first: both scales, then both others. Pixels' are apart.
+  __device__ __forceinline__ uint4 terms_of_two(std::uint32_t tokens, int index) const {
+    if constexpr (kExperts) return load_terms_from(tokens + index * kFoldTerms, first_token);
+    if constexpr (!kPatches) return ptx::load_shared16(tokens + index * kFoldTerms);
+    const std::uint32_t at = tokens + index / 2 * kTokens * kTermBox + index % 2 * 8;
+    const uint2 even = ptx::load_shared8(at), odd = ptx::load_shared8(at + kTermBox);
+    return {even.x, odd.x, even.y, odd.y};
   }
-  __device__ __forceinline__ void fold(float* to, const std::int32_t* dot, std::uint32_t terms, const RowTerms& rows,
+  __device__ __forceinline__ void fold(float* to, const std::int32_t* dot, std::uint32_t tokens, int index, const RowTerms& rows,
                                        const std::int32_t (&sums)[2]) const {
     if constexpr (kOffsets)
-      add_fold_offsets<kPath>(to, dot, load_offset_terms<kPath>(terms), rows, sums);
+      add_fold_offsets<kPath>(to, dot, load_offset_terms<kPath>(tokens + index * kFoldTerms), rows, sums);
     else if constexpr (kSumsCodes)
-      add_fold_zeros<kPath>(to, dot, terms_of_two(terms), rows, sums);
+      add_fold_zeros<kPath>(to, dot, terms_of_two(tokens, index), rows, sums);
     else
-      add_fold<kPath>(to, dot, terms_of_two(terms), rows);
+      add_fold<kPath>(to, dot, terms_of_two(tokens, index), rows);
   }
   __device__ __forceinline__ void add_record(float (&acc)[kTiles][4], int record) const {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);
     const std::uint32_t at = stage(record), weights = at + kRecordAt, slots = weights + p.format.slots_offset;
-    const std::uint32_t terms = at + kTermsAt + lane % 4 * 2 * kTermBytes;
+    constexpr int kTermPitch = kPatches ? kTermBox : kTermBytes;  // between tokens
+    const std::uint32_t terms = at + kTermsAt + lane % 4 * 2 * kTermPitch;
     // Matrix l/8 of ldmatrix: tokens 8·(l/16) on, chunk l/8 mod 2 of the step.
     const std::uint32_t tokens = at + (lane / 16 * 8 + lane % 8) * kRowBytes;
     const int position = row_pair_position(warp, lane);
@@ -163,7 +242,7 @@ struct Gemm {
         if (kSumsCodes) share_sums(sums);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          fold(acc[t], dot[t], terms + step * kFoldTerms + t * 8 * kTermBytes, rows, sums);
+          fold(acc[t], dot[t], terms + t * 8 * kTermPitch, step, rows, sums);
 #pragma unroll
           for (int i = 0; i < 4; ++i) dot[t][i] = 0;
         }
@@ -174,17 +253,29 @@ struct Gemm {
       const RowTerms rows = row_terms<kPath, kBits>(p.format, load_raw<kPath>(p.format, slots, position));
       if (kSumsCodes) share_sums(sums);
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) fold(acc[t], dot[t], terms + t * 8 * kTermBytes, rows, sums);
+      for (int t = 0; t < kTiles; ++t) fold(acc[t], dot[t], terms + t * 8 * kTermPitch, 0, rows, sums);
     }
   }
 
   __device__ void multiply_and_store() const {
+    if constexpr (kPatches) {
+      PatchCopier<kTokens, kBoxes> copier(p, base + kStages * p.stage_bytes, tile * gpu_tile::kRows, first_token);
+      multiply_and_store([&](int record) {
+        if (record < run.count) copier.request(stage(record));
+      });
+    } else {
+      multiply_and_store([&](int record) { request_acts(record); });
+    }
+  }
+  /// request(r): the activations of record r into its stage.
+  template <class Request>
+  __device__ __forceinline__ void multiply_and_store(Request request) const {
 #pragma unroll 1
     for (int r = 0; r < kStages - 1; ++r) request_weights(r);  // weights do not depend on the previous kernel
     wait_for_predecessor();
 #pragma unroll 1
     for (int r = 0; r < kStages - 1; ++r) {
-      request_acts(r);
+      request(r);
       ptx::async_copy_commit();  // the first of these groups has the weights of both
     }
     float acc[kTiles][4] = {};
@@ -193,7 +284,7 @@ struct Gemm {
       ptx::async_copy_wait<kStages - 2>();
       __syncthreads();  // all copies are complete, and all threads have read the previous stage, which is filled next
       request_weights(record + kStages - 1);
-      request_acts(record + kStages - 1);
+      request(record + kStages - 1);
       ptx::async_copy_commit();
       add_record(acc, record);
     }
@@ -208,12 +299,14 @@ struct Gemm {
       for (int i = 0; i < 4; ++i)
         sums[(t * 8 + lane % 4 * 2 + i % 2) * kSumPitch + warp * gpu_tile::kFragmentRows + lane / 4 + i / 2 * 8] = acc[t][i];
     __syncthreads();
-    if constexpr (!kExperts) {
+    if constexpr (!kExperts && !kPatches) {
       const int ranks = p.split.ranks, block = static_cast<int>(blockIdx.x), tokens = min(kTokens, end_token - first_token);
       if (ranks > 1 &&
           !add_ranks<kThreads, gpu_tile::kRows, kSumPitch, kTokens>(p.split, block / ranks, block % ranks, tokens, sums))
         return;
     }
+    if constexpr (kPatches)
+      if (p.channel_stride != 0) return store_channels(sums);
 #pragma unroll 1
     for (int token = warp; token < kTokens && first_token + token < end_token; token += kWarps) {  // its 64 rows are a warp's
       float scale = p.token_scales == nullptr ? 1.0f : __ldcg(p.token_scales + first_token + token);
@@ -224,13 +317,28 @@ struct Gemm {
                            p.n);
     }
   }
+  /// A D whose pixels are contiguous (NCHW): a warp stores 32 tokens of a row.
+  __device__ void store_channels(const float* sums) const {
+    const int pixels = p.patches.pixels();
+#pragma unroll 1
+    for (int token = lane; token < kTokens && first_token + token < p.m; token += 32) {
+      const int m = first_token + token;
+      const epilogue::Pixel pixel{m / pixels, m % pixels};
+      const std::int64_t at = pixel.image * p.image_stride + pixel.pixel;
+#pragma unroll 1
+      for (int row = warp; row < gpu_tile::kRows; row += kWarps) {
+        const int n = tile * gpu_tile::kRows + row;
+        if (n < p.n) p.epilogue.store_at(at + n * p.channel_stride, pixel, n, sums[token * kSumPitch + row]);
+      }
+    }
+  }
 };
 
-template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms, bool kExperts = false>
+template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms, bool kExperts = false, bool kPatches = false>
 __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
-  const int ranks = kExperts ? 1 : p.split.ranks, rank = static_cast<int>(blockIdx.x) % ranks;
+  const int ranks = kExperts || kPatches ? 1 : p.split.ranks, rank = static_cast<int>(blockIdx.x) % ranks;
   const int block = static_cast<int>(blockIdx.x) / ranks,
             token_block = block % p.token_blocks;  // those that share weights run together
   ExpertTile rows{0, token_block * kTokens, 0};
@@ -240,15 +348,15 @@ __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_k
     const int* const from = &p.experts.tiles[token_block].expert;
     rows = {__ldcg(from), __ldcg(from + 1), __ldcg(from + 2)};
   }
-  const Gemm<kBits, kPath, kTokens, kTerms, kExperts> gemm{.p = p,
-                                                           .base = ptx::shared_address(shared),
-                                                           .run = records_of(rank, ranks, p.tile_records),
-                                                           .tile = block / p.token_blocks,
-                                                           .first_token = rows.first,
-                                                           .end_token = kExperts ? rows.first + rows.rows : p.m,
-                                                           .expert = rows.expert,
-                                                           .warp = static_cast<int>(threadIdx.x) / 32,
-                                                           .lane = static_cast<int>(threadIdx.x) % 32};
+  const Gemm<kBits, kPath, kTokens, kTerms, kExperts, kPatches> gemm{.p = p,
+                                                                     .base = ptx::shared_address(shared),
+                                                                     .run = records_of(rank, ranks, p.tile_records),
+                                                                     .tile = block / p.token_blocks,
+                                                                     .first_token = rows.first,
+                                                                     .end_token = kExperts ? rows.first + rows.rows : p.m,
+                                                                     .expert = rows.expert,
+                                                                     .warp = static_cast<int>(threadIdx.x) / 32,
+                                                                     .lane = static_cast<int>(threadIdx.x) % 32};
   gemm.multiply_and_store();
 }
 

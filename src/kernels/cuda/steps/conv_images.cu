@@ -22,6 +22,8 @@
 #include "kernels/cuda/device/fragment.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/steps/act_vectors.cuh"
+#include "kernels/cuda/steps/fixed_point_acts.hpp"
+#include "kernels/cuda/steps/quantize_acts.hpp"
 #include "kernels/cuda/steps/w8a8_scales.cuh"
 #include "kernels/cuda/tasks/conv.hpp"
 
@@ -381,6 +383,52 @@ cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream) {
   if (task.prescale == nullptr) return copy_images<AsItIs<std::uint16_t>>(bare, to, stream);
   return task.a_dtype == DType::f16 ? copy_images<Prescaled<DType::f16>>(bare, to, stream)
                                     : copy_images<Prescaled<DType::bf16>>(bare, to, stream);
+}
+
+cudaError_t code_pixels(const ConvTask& task, PixelCodes& codes, cudaStream_t stream) {
+  const Patches& patches = task.patches;
+  const std::int64_t in_image = std::int64_t{patches.height} * patches.width, pixels = task.images * in_image;
+  const std::int64_t channels = std::int64_t{patches.channels} * patches.groups;
+  if (pixels < 1 || (patches.groups != 1 && task.prescale != nullptr) || (task.fold != gpu_tile::kChannels && task.fold != 32) ||
+      patches.channels % task.fold != 0 || (task.fixed_point && task.a_dtype != DType::f32))
+    return cudaErrorInvalidValue;
+
+  const std::int64_t element = task.a_dtype == DType::f32 ? 4 : task.a_dtype == DType::s8 ? 1 : 2;
+  const bool reorders = task.a.channel != 1;
+  const int planes = task.fixed_point ? kDigitPlanes : 1;
+  const Wna8ImageMap map = wna8_image_map(task.fold, planes * pixels, channels, reorders ? pixels * channels * element : 0);
+  auto* const scratch = static_cast<std::byte*>(task.scratch);
+  if (reorders) {
+    ConvTask unscaled = task;  // the quantizer multiplies by the prescale
+    unscaled.prescale = nullptr;
+    if (const cudaError_t e = channels_last(unscaled, scratch + map.image, stream)) return e;
+  }
+  codes = {scratch, scratch + map.terms, map.term_row * 8, planes};
+
+  // A row of the quantizer is a pixel. Contiguous pixels without a prescale are quantized as one row, if it has at most so many channels
+  // (quantize_acts.cu).
+  constexpr std::int64_t kMostChannels = std::int64_t{1} << 28;
+  QuantizeTask quantize = task.online;
+  quantize.prescale = task.prescale;
+  quantize.type = task.a_dtype;
+  quantize.pitch = channels;
+  quantize.fold = task.fold;
+  quantize.term_row = map.term_row, quantize.term_fold = map.term_fold;
+  if (task.fixed_point) quantize.digit_codes = pixels * channels, quantize.digit_terms = pixels * map.term_row;
+  const std::int64_t pixel = reorders ? channels : task.a.pixel, image = reorders ? in_image * pixel : task.a.image;
+  const bool evenly = task.images == 1 || image == in_image * pixel;  // else images have gaps between them
+  const bool one = evenly && pixel == channels && pixels * pixel <= kMostChannels && task.prescale == nullptr;
+  const int parts = evenly ? 1 : task.images;
+  for (int i = 0; i < parts; ++i) {
+    quantize.a = (reorders ? scratch + map.image : static_cast<const std::byte*>(task.x)) + i * image * element;
+    quantize.codes = scratch + i * in_image * channels;
+    quantize.terms = scratch + map.terms + i * in_image * map.term_row * 8;
+    quantize.m = one ? 1 : pixels / parts;
+    quantize.k = quantize.columns = one ? pixels * pixel : channels;
+    quantize.a_stride = one ? quantize.k : pixel;
+    if (const cudaError_t e = task.fixed_point ? fixed_point_acts(quantize, stream) : quantize_acts(quantize, stream)) return e;
+  }
+  return cudaSuccess;
 }
 
 cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t stream) {

@@ -5,6 +5,8 @@
 //                 └──▶ ÷ s, round ──▶ low │ middle │ high ──▶ three rows of codes
 //                                      └──▶ Σ of a fold, by shuffles ──▶ terms {2⁸ᵈ·s, 2⁸ᵈ·s·Σ} of digit d
 //
+//   The rows of a token follow each other, or are those of three images of codes (QuantizeTask::digit_codes).
+//
 //   CTA  = a part of a token, of as many channels as its threads hold: parts are independent, and neighbours read and write neighbouring
 //          bytes. Of the grid x counts tokens, y parts
 //
@@ -86,11 +88,13 @@ __global__ void __launch_bounds__(kThreads, 8) fixed_point_acts_kernel(const __g
       const uint2 bytes = lowest_bytes(rest), codes = interleave(bytes);
       std::int32_t sum = sum_of(bytes);
       for (int lanes = p.fold_lanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
-      const std::int64_t row = token * kDigits + digit;
-      if (channel < p.columns) *reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(t.codes) + row * t.pitch + channel) = codes;
+      const bool images = t.digit_codes != 0;
+      const std::int64_t row = token * kDigits + digit, at = images ? token * t.pitch + digit * t.digit_codes : row * t.pitch;
+      if (channel < p.columns) *reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(t.codes) + at + channel) = codes;
       if (channel < p.columns && static_cast<int>(threadIdx.x) % p.fold_lanes == 0) {
-        float* const to = static_cast<float*>(t.terms) + 2 * (channel / t.fold * t.term_fold + row) - (row & 1);
-        to[0] = scale, to[2] = act_rule::multiply(scale, static_cast<float>(sum));
+        float* to = static_cast<float*>(t.terms) + 2 * (channel / t.fold) * t.term_fold;
+        to += images ? 2 * (token * t.term_row + digit * t.digit_terms) : 2 * row - (row & 1);
+        to[0] = scale, to[images ? 1 : 2] = act_rule::multiply(scale, static_cast<float>(sum));
       }
 #pragma unroll
       for (std::int32_t& units : rest) units = (units + 128) >> 8;  // less the digit, a multiple of 256
@@ -104,9 +108,10 @@ __global__ void __launch_bounds__(kThreads, 8) fixed_point_acts_kernel(const __g
 cudaError_t fixed_point_acts(const QuantizeTask& task, cudaStream_t stream) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / 2;  // channels are counted in 32 bits
   constexpr int kMostParts = 65535;                                             // of a grid's second dimension
-  if (task.m < 1 || task.k < 1 || task.columns < task.k || task.columns > kMost || task.columns % 128 != 0 ||
-      task.type != DType::f32 || !task.term_pairs || (task.fold != 32 && task.fold != 128) ||
-      !aligned(task.codes, task.pitch, kEach))
+  const bool images = task.digit_codes != 0;
+  if (task.m < 1 || task.k < 1 || task.columns < task.k || task.columns > kMost || (task.fold != 32 && task.fold != 128) ||
+      task.columns % (images ? task.fold : 128) != 0 || task.type != DType::f32 || task.term_pairs == images ||
+      !aligned(task.codes, task.pitch, kEach) || task.digit_codes % kEach != 0)
     return cudaErrorInvalidValue;
   if (task.m > kMost) return cudaErrorInvalidConfiguration;
   Params p{};

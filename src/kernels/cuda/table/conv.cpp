@@ -200,23 +200,65 @@ Status accepts_codes_sm90(const Kernel& self, const Problem& p) {
 
 /// Channels whose products are summed as integers: a whole record only where its channels are of one pixel.
 int patch_fold(const ConvGeometry& g, const ActScheme& act, const WeightScheme& weight) {
-  return g.in_channels % gpu_tile::kChannels == 0 ? online_fold(act, weight) : 32;
+  return g.group_inputs() % gpu_tile::kChannels == 0 ? online_fold(act, weight) : 32;
 }
 int patch_fold(const Problem& p) { return patch_fold(p.geometry, p.act_scheme, p.scheme); }
 
-Status accepts_wna8_sm90(const Kernel& self, const Problem& p) {
+/// The conditions of rows that multiply codes of pixels by weights of groups.
+Status accepts_pixel_codes(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
   NIBBLE_RETURN_IF_ERROR(accepts_wna8(p));
-  NIBBLE_RETURN_IF_ERROR(accepts_walk(p.geometry));
   const ActScheme& act = p.act_scheme;
   if (act.zero == ZeroKind::offset)
     return error(StatusCode::unsupported, "takes activations with zero points that are integers, not with float offsets");
-  if (act.group == GroupShape::channel() || (act.group.k != 0 && p.geometry.in_channels % act.group.k != 0))
+  if (act.group == GroupShape::channel() || (act.group.k != 0 && p.geometry.group_inputs() % act.group.k != 0))
     return error(StatusCode::unsupported,
                  "quantizes pixels once: activations have one scale, or one for blocks of a pixel's {} "
                  "channels; {} is neither",
-                 p.geometry.in_channels, Scheme{p.scheme, act}.name());
+                 p.geometry.group_inputs(), Scheme{p.scheme, act}.name());
   return {};
+}
+
+Status accepts_wna8_sm90(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_pixel_codes(self, p));
+  return accepts_walk(p.geometry);
+}
+
+/// The conditions of sm_80's kernel of such codes.
+Status accepts_gathered_pixels(const Problem& p) {
+  if (p.prescales_k && p.geometry.groups > 1)
+    return error(StatusCode::unsupported, "quantizes the channels of {} groups together, without a prescale for each",
+                 p.geometry.groups);
+  return accepts_gather(p.geometry, kPatchChannels);
+}
+
+Status accepts_wna8_sm80(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_pixel_codes(self, p));
+  if (p.act_scheme.zero != ZeroKind::none) return error(StatusCode::unsupported, "takes activations without zero points");
+  return accepts_gathered_pixels(p);
+}
+
+/// The conditions of f32 activations as fixed point, beside those of the kernels that multiply its bytes.
+Status accepts_fixed_point(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
+  if (p.a_dtype != DType::f32 || p.act_scheme.codes != DType::none)
+    return error(StatusCode::unsupported, "multiplies f32 activations as they are, they come as {}{}", name(p.a_dtype),
+                 p.act_scheme.codes == DType::none ? "" : " and are to be quantized");
+  NIBBLE_RETURN_IF_ERROR(accepts_wna8_weight(p));
+  const ConvGeometry& g = p.geometry;
+  if (const std::int64_t inputs = p.m * g.height * g.width; std::max(inputs, p.k) > kMostDimension / kDigitPlanes)
+    return error(StatusCode::unsupported, "{} pixels in, or K={}, are more than {}", inputs, p.k, kMostDimension / kDigitPlanes);
+  return {};
+}
+
+Status accepts_fixed_point_sm90(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_fixed_point(self, p));
+  return accepts_walk(p.geometry);
+}
+
+Status accepts_fixed_point_sm80(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_fixed_point(self, p));
+  return accepts_gathered_pixels(p);
 }
 
 Status accepts_codes_sm80(const Kernel& self, const Problem& p) {
@@ -270,12 +312,24 @@ Status run_sm90(const Kernel& self, const StepArgs& args) {
   return launch_conv_sm90(task, self.tile.m, depth, self.tile.split, args.stream);
 }
 
-Status run_wna8_sm90(const Kernel& self, const StepArgs& args) {
+/// Also the weight for codes of pixels, and their rule: activations that are not to be quantized become fixed point.
+Result<ConvTask> pixel_codes_of(const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
   task.weight = device_weight(*args.weight);
-  task.online = online_rule(args);
+  task.fixed_point = args.act_scheme.codes == DType::none;
+  if (!task.fixed_point) task.online = online_rule(args);
   task.fold = patch_fold(args.conv->geometry, args.act_scheme, args.weight->scheme);
+  return task;
+}
+
+Status run_wna8_sm90(const Kernel& self, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(const ConvTask task, pixel_codes_of(args));
   return launch_conv_wna8_sm90(task, self.tile.m, self.tile.split, args.stream);
+}
+
+Status run_wna8_sm80(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(const ConvTask task, pixel_codes_of(args));
+  return launch_conv_wna8_sm80(task, args.stream);
 }
 
 Status run_sm80(const Kernel&, const StepArgs& args) {
@@ -301,11 +355,16 @@ std::size_t codes_sm90_workspace(const Kernel& self, const Problem& p) {
   return with_parts(codes_workspace(self, p), self, w8a8_groups(self.tile.m), p);
 }
 
-std::size_t wna8_workspace(const Kernel& self, const Problem& p) {
+/// Of codes of pixels: of floats that are not to be quantized, their bytes.
+std::size_t pixel_codes_workspace(const Kernel&, const Problem& p) {
+  const int planes = p.act_scheme.codes == DType::none ? kDigitPlanes : 1;
   const ConvGeometry& g = p.geometry;
   const std::int64_t in = p.m * g.height * g.width,
                      bytes = p.input == ImageLayout::nhwc ? 0 : in * g.in_channels * bits(p.a_dtype) / 8;
-  return with_parts(wna8_image_map(patch_fold(p), in, g.in_channels, bytes).bytes, self, gemm_groups(self.tile.m), p);
+  return wna8_image_map(patch_fold(p), planes * in, g.in_channels, bytes).bytes;
+}
+std::size_t wna8_workspace(const Kernel& self, const Problem& p) {
+  return with_parts(pixel_codes_workspace(self, p), self, gemm_groups(self.tile.m), p);
 }
 
 /// The same layer as a linear one, with a token per output pixel.
@@ -384,12 +443,30 @@ double code_images_us(const GpuInfo& gpu, const Problem& p) {
 
 namespace {
 
-double wna8_sm90_conv_cost_us(const Kernel& self, const Problem& p) {
-  const GpuInfo gpu = gpu_of(p);
+/// The time to make codes of pixels and, from NCHW, to reorder them.
+double pixel_codes_us(const GpuInfo& gpu, const Problem& p) {
   const double elements = static_cast<double>(p.m * p.geometry.height * p.geometry.width * p.geometry.in_channels);
   const double bytes = bits(p.a_dtype) / 8.0, reordered = p.input == ImageLayout::nhwc ? 0.0 : copy_us(gpu, 2 * elements * bytes);
+  const int planes = p.act_scheme.codes == DType::none ? kDigitPlanes : 1;
+  return reordered + copy_us(gpu, elements * (bytes + planes));
+}
+/// The problem that its products are: activations of fixed point are three bytes each, of which K has as many.
+Problem of_codes(const Problem& p) {
+  Problem codes = p;
+  if (p.act_scheme.codes == DType::none) codes.k *= kDigitPlanes;
+  return codes;
+}
+
+double wna8_sm90_conv_cost_us(const Kernel& self, const Problem& p) {
+  const GpuInfo gpu = gpu_of(p);
   const auto family = patch_fold(p) == gpu_tile::kChannels ? WgmmaFamily::online : WgmmaFamily::online_folds;
-  return wna8_sm90_cost_us(self.tile, gpu, p, family) + reordered + copy_us(gpu, elements * (bytes + 1));
+  return wna8_sm90_cost_us(self.tile, gpu, of_codes(p), family) + pixel_codes_us(gpu, p);
+}
+
+double wna8_sm80_conv_cost_us(const Kernel&, const Problem& p) {
+  constexpr double kGather = 1.25;  // an estimate: finding pixels is a quarter of a record's instructions
+  const GpuInfo gpu = gpu_of(p);
+  return kGather * wna8_sm80_cost_us(gpu, of_codes(of_pixels(p))) + pixel_codes_us(gpu, p);
 }
 
 double codes_sm90_cost_us(const Kernel& self, const Problem& p) {
@@ -525,6 +602,39 @@ constexpr Kernel online_family() {
   return row;
 }
 
+constexpr Tile kFixedPointTiles[] = {
+    {.m = 64, .n = 256},
+    {.m = 64, .n = 256, .split = 4},
+};
+constexpr Summaries kFixedPointSummaries{
+    .whole = "f32 activations as 24-bit fixed point: TMA loads patches, wgmma on three bytes each, weights as int8 in registers",
+    .split = "f32 activations as 24-bit fixed point: TMA loads patches, wgmma on three bytes each; the CTAs of a cluster split K",
+    .stream_k = {}};
+
+constexpr Kernel fixed_point_family() {
+  Kernel row = conv_row(Isa::sm90, name(ActForm::s8x3_rows), "gpu_n64k128", "", Sums::fixed_point_folds);
+  row.accepts = accepts_fixed_point_sm90;
+  row.cost_us = wna8_sm90_conv_cost_us;
+  row.workspace = wna8_workspace;
+  row.run = run_wna8_sm90;
+  return row;
+}
+
+/// act: int8 codes, or f32 activations as three of them.
+constexpr Kernel wna8_sm80_row(std::string_view act) {
+  const bool f32 = act == name(ActForm::s8x3_rows);
+  Kernel row = conv_row(Isa::sm80, act, "gpu_n64k128", "gemm", f32 ? Sums::fixed_point_folds : Sums::integer_folds);
+  row.summary =
+      f32 ? "f32 activations as 24-bit fixed point: cp.async gathers patches, mma.sync on three bytes each; any stride and "
+            "dilation"
+          : "int8 activations per tensor or block of a pixel: cp.async gathers patches, mma.sync; any stride and dilation";
+  row.accepts = f32 ? accepts_fixed_point_sm80 : accepts_wna8_sm80;
+  row.cost_us = wna8_sm80_conv_cost_us;
+  row.workspace = pixel_codes_workspace;
+  row.run = run_wna8_sm80;
+  return row;
+}
+
 constexpr Kernel direct_row() {
   Kernel row = conv_row(Isa::simt, "any", "gpu_n64k128", "direct", Sums::f32);
   row.summary = "f32 multiply-adds, one thread per output pixel: every image, type and GPU";
@@ -551,7 +661,9 @@ std::span<const Kernel> conv_kernels() {
     for (const std::string_view act : {"f16", "bf16"}) append(rows, sm90_family(act), kTiles, kSummaries);
     append(rows, codes_family(), kCodesTiles, kCodesSummaries);
     append(rows, online_family(), kOnlineTiles, kOnlineSummaries);
-    rows.insert(rows.end(), {sm80_row("f16"), sm80_row("bf16"), codes_sm80_row(), direct_row(), direct_codes_row()});
+    append(rows, fixed_point_family(), kFixedPointTiles, kFixedPointSummaries);
+    rows.insert(rows.end(), {sm80_row("f16"), sm80_row("bf16"), codes_sm80_row(), wna8_sm80_row(name(ActForm::s8i16)),
+                             wna8_sm80_row(name(ActForm::s8x3_rows)), direct_row(), direct_codes_row()});
     return rows;
   }();
   return kRows;

@@ -30,9 +30,13 @@ cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream);
 cudaError_t conv_w8a8_sm90(const ConvTask& task, const W8A8Config& config, cudaStream_t stream);
 
 /// The implicit GEMM of sm_90 for task.weight and int8 codes in task.scratch (wna8_image_map), made of floats or of codes that are given,
-/// with a scale per block of a pixel's channels or one for all: wna8.hpp on patches. One group, channels a multiple of 64 and of task.fold. A
-/// row's bits depend neither on the batch nor on the other pixels.
+/// with a scale per block of a pixel's channels or one for all: wna8.hpp on patches. With task.fixed_point codes are the bytes of f32
+/// activations. One group, channels a multiple of 64 and of task.fold. A row's bits depend neither on the batch nor on the other pixels.
 cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream);
+
+/// The same with the matrix instructions of compute capability 8.0 and later: any strides, dilations and distances, activations without zero
+/// points, channels of a group a multiple of 64, and where there are groups, their output channels of 64.
+cudaError_t conv_wna8_sm80(const ConvTask& task, cudaStream_t stream);
 
 /// conv_w8a8_sm90 with the matrix instructions of compute capability 8.0 and later: any strides, dilations and distances, channels of a
 /// group a multiple of 16, and where there are groups, their output channels of 64.
@@ -61,5 +65,15 @@ struct CodeImages {
 /// The images of codes of task.x: in place where it has this form, else made in task.scratch (codes_map) with task.acts' scale and zero
 /// point, and with their padding in memory (padded). Channels of a group are a multiple of 16.
 cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t stream);
+
+/// Codes of pixels for products with task.weight, and their terms (Wna8ImageMap): images of codes [B,H,W,C] of task.online's rule or, of fixed
+/// point, three planes of such images, of the low, the middle and the high byte.
+struct PixelCodes {
+  const std::byte *x = nullptr, *terms = nullptr;
+  std::int64_t term_pitch = 0;  // bytes of a pixel's terms
+  int planes = 1;
+};
+/// Made in task.scratch. Channels of a group are a multiple of task.fold; a prescale is of one group.
+cudaError_t code_pixels(const ConvTask& task, PixelCodes& codes, cudaStream_t stream);
 
 }  // namespace nibble::cuda

@@ -26,8 +26,9 @@ struct ConvTask {
   W8A8Weight scaled;    // as gpu_w8n64k128, for activations that are codes:
   QuantizedActs acts;   // their scale and zero point; codes are x itself, or quantized from a float x
 
-  QuantizeTask online;  // the rule of codes that `weight` is multiplied by; a, its size and the outputs are not set
-  int fold = 0;         // channels whose products are summed as integers: 128 or 32; 0: activations are not quantized
+  QuantizeTask online;       // the rule of codes that `weight` is multiplied by; a, its size and the outputs are not set
+  int fold = 0;              // channels whose products are summed as integers: 128 or 32; 0: activations are not quantized
+  bool fixed_point = false;  // instead of `online`: f32 as the bytes of fixed-point numbers (steps/fixed_point_acts.hpp)
 };
 
 /// The places of an image of codes in a plan's workspace: codes [B][H'][W'][C] with their padding | sums s32 of each group's patches'

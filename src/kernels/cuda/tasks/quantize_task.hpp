@@ -55,6 +55,9 @@ struct QuantizeTask {
   bool term_offsets = false;                 // ranges need not contain 0
   float* token_scales = nullptr;
   int fold = 0;  // 32 or 128
+
+  /// Of fixed point, as images: bytes of codes, and terms, from a byte of an activation to the next one's (fixed_point_acts.hpp).
+  std::int64_t digit_codes = 0, digit_terms = 0;
 };
 
 /// QuantizeTask::a as images, whose patches are the rows: row t·groups + g is the patch of output pixel first + t in the channels of

@@ -78,9 +78,12 @@ constexpr Wna8Map wna8_map(int fold, ZeroKind zero, std::int64_t m, std::int64_t
   return map;
 }
 
+/// Images of codes that are one of f32: the bytes of its fixed-point numbers.
+constexpr int kDigitPlanes = 3;
+
 /// The same of the pixels of images, channels side by side: codes [B·H·W][C] | terms float2 [B·H·W][C / fold][spread] | and, where channels are
 /// not side by side in A, A as it is with channels last. The terms of a TMA box are 16 bytes of a pixel: two folds of 32 channels, or one
-/// of 128 and 8 unused bytes.
+/// of 128 and 8 unused bytes. Of fixed point, codes and terms are those of kDigitPlanes · B images.
 struct Wna8ImageMap {
   std::int64_t term_fold = 0, term_row = 0;  // float2 between folds, between pixels
   std::size_t terms = 0, image = 0, bytes = 0;

@@ -10,7 +10,6 @@
 #include "kernels/cuda/device/tensor_map.hpp"
 #include "kernels/cuda/device/token_tiles.hpp"
 #include "kernels/cuda/sm90/gemm/gemm.hpp"
-#include "kernels/cuda/steps/quantize_acts.hpp"
 #include "kernels/cuda/tasks/conv.hpp"
 #include "kernels/cuda/tasks/gemm.hpp"
 #include "kernels/cuda/tasks/wna8.hpp"
@@ -170,58 +169,26 @@ cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaS
   const gpu_tile::Geometry& geo = task.weight.geometry;
   const Patches& patches = task.patches;
   const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
-  const std::int64_t pixels = std::int64_t{task.images} * patches.height * patches.width;
   if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || patches.groups != 1 ||
-      patches.channels % kPatchChannels != 0 || (task.fold != gpu_tile::kChannels && task.fold != 32) ||
-      patches.channels % task.fold != 0)
+      patches.channels % kPatchChannels != 0 || config.depth != 1)
     return cudaErrorInvalidValue;
-
-  // A row of the quantizer is a pixel. Contiguous pixels without a prescale are quantized as one row, if it has at most so many channels
-  // (quantize_acts.cu).
-  constexpr std::int64_t kMostChannels = std::int64_t{1} << 28;
-  const std::int64_t element = task.a_dtype == DType::f32 ? 4 : task.a_dtype == DType::s8 ? 1 : 2;
-  const bool reorders = task.a.channel != 1;
-  const Wna8ImageMap map =
-      wna8_image_map(task.fold, pixels, patches.channels, reorders ? pixels * patches.channels * element : 0);
-  auto* const scratch = static_cast<std::byte*>(task.scratch);
-  if (reorders) {
-    ConvTask unscaled = task;  // the quantizer multiplies by the prescale
-    unscaled.prescale = nullptr;
-    if (const cudaError_t e = channels_last(unscaled, scratch + map.image, stream)) return e;
-  }
-  QuantizeTask codes = task.online;
-  codes.prescale = task.prescale;
-  codes.type = task.a_dtype;
-  codes.pitch = patches.channels;
-  codes.fold = task.fold;
-  codes.term_row = map.term_row, codes.term_fold = map.term_fold;
-  const std::int64_t in_image = std::int64_t{patches.height} * patches.width;
-  const std::int64_t pixel = reorders ? patches.channels : task.a.pixel, image = reorders ? in_image * pixel : task.a.image;
-  const bool evenly = task.images == 1 || image == in_image * pixel;  // else images have gaps between them
-  const bool one = evenly && pixel == patches.channels && pixels * pixel <= kMostChannels && task.prescale == nullptr;
-  const int parts = evenly ? 1 : task.images;
-  for (int i = 0; i < parts; ++i) {
-    codes.a = (reorders ? scratch + map.image : static_cast<const std::byte*>(task.x)) + i * image * element;
-    codes.codes = scratch + i * in_image * patches.channels;
-    codes.terms = scratch + map.terms + i * in_image * map.term_row * 8;
-    codes.m = one ? 1 : pixels / parts;
-    codes.k = codes.columns = one ? pixels * pixel : patches.channels;
-    codes.a_stride = one ? codes.k : pixel;
-    if (const cudaError_t e = quantize_acts(codes, stream)) return e;
-  }
+  PixelCodes codes;
+  if (const cudaError_t e = code_pixels(task, codes, stream)) return e;
 
   GemmParams p = params(task, static_cast<int>(tokens), config);
   const GemmKernel kernel = gemm_sm90_patches_s8(config.tokens, p.format, geo.bits, task.fold, task.online.zero_points);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   p.patches = patches;
-  p.images = task.images;
+  p.images = codes.planes * task.images;
+  p.plane_images = task.images;
+  p.plane_records = p.schedule.records;
+  p.schedule.records *= codes.planes;
   p.box_channels = patches.channels % gpu_tile::kChannels == 0 ? gpu_tile::kChannels : kPatchChannels;
   describe_store(task, p);
   Patches of_terms = patches;  // as an image of bytes
-  of_terms.channels = static_cast<int>(map.term_row * 8);
-  if (!describe_patches(p.x, DType::s8, scratch, patches.channels, task.images, patches, p.box_channels, config.tokens) ||
-      !describe_patches(p.pixel_terms, DType::s8, scratch + map.terms, of_terms.channels, task.images, of_terms, 16,
-                        config.tokens))
+  of_terms.channels = static_cast<int>(codes.term_pitch);
+  if (!describe_patches(p.x, DType::s8, codes.x, patches.channels, p.images, patches, p.box_channels, config.tokens) ||
+      !describe_patches(p.pixel_terms, DType::s8, codes.terms, of_terms.channels, p.images, of_terms, 16, config.tokens))
     return cudaErrorInvalidValue;
   return launch(kernel, p, {.tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold, .patches = true},
                 task.scratch_end, stream);

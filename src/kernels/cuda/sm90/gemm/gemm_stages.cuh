@@ -3,6 +3,12 @@
 //   stage  = n tokens × 128 channels, d of them (boxes of 128 bytes a token, 128-byte swizzle)
 //          | terms of its tokens, of activations that are codes (wna8.hpp)
 //          | records: all of row block 0, then of row block 1, …
+//
+// Images of f32 come as the three bytes of fixed-point numbers, in as many planes of images of codes. K is three times as long then:
+//
+//   records        0 … R−1 │ R … 2R−1   │ 2R … 3R−1         of a pass
+//   activations    low     │ middle     │ high              plane of images, with the scales of its bytes
+//   weights        0 … R−1 │ 0 … R−1    │ 0 … R−1           the same records
 #pragma once
 
 #include <cuda.h>
@@ -58,6 +64,8 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
   using Base::Base, Base::p, Base::base, Base::depth, Base::empty, Base::full, Base::is_last, Base::kGroups;
   static constexpr int kProducerRegisters = T::kCodes && T::kTokens == 128 ? 32 : 56;
 
+  static constexpr bool kPlanes = T::kCodes && T::kPatches;  // whose CTAs have a depth of 1
+
   __device__ std::uint32_t act(int stage) const { return base + stage * depth() * T::kActBytes; }
   __device__ std::uint32_t terms(int stage) const { return base + p.map.terms + stage * depth() * T::kTermBytes; }
   __device__ std::uint32_t records(int stage) const { return base + p.map.records + stage * kGroups * p.format.bytes; }
@@ -92,12 +100,13 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
     const bool once = T::kExperts ? this->schedule().band == 0 : p.schedule.token_tiles == 1;
     const std::uint64_t policy = once ? ptx::evict_first() : ptx::evict_last();
     const int record_bytes = p.format.bytes, stages = p.stages, block_bytes = depth() * record_bytes;
-    const std::uint64_t tile_bytes = static_cast<std::uint64_t>(p.schedule.records) * record_bytes;
+    const std::uint64_t tile_bytes = static_cast<std::uint64_t>(kPlanes ? p.plane_records : p.schedule.records) * record_bytes;
     const std::uint32_t all_full = full(0), all_empty = empty(0), all_records = records(0) + first_block * block_bytes;
     Cursor to{0, 1};  // a stage that was never used counts as empty
     for_each_pass(this->schedule(), [&](const Pass& pass) {
+      int record = kPlanes ? pass.first % p.plane_records : pass.first;
       const std::uint8_t* from =
-          p.records + this->weight_offset(pass) + (pass.block + first_block) * tile_bytes + pass.first * record_bytes;
+          p.records + this->weight_offset(pass) + (pass.block + first_block) * tile_bytes + record * record_bytes;
       const int copies = (pass.blocks - first_block + kWeightProducers - 1) / kWeightProducers;
       const int expected =
           (first_block == 0 ? act_bytes(pass) + T::kTermBytes : 0) + copies * record_bytes;  // of a record of each
@@ -112,6 +121,7 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
           ptx::bulk_copy(at + i * kWeightProducers * block_bytes, from + i * kWeightProducers * tile_bytes, bytes, is_full,
                          policy);
         from += bytes;
+        if (kPlanes && ++record == p.plane_records) record = 0, from -= tile_bytes;
         to.advance(stages);
       }
     });
@@ -127,7 +137,10 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
       const int first = tokens.first(), end = pass.end * gpu_tile::kChannels;
       PatchWalk walk;
       const int box_channels = T::kCodes && T::kPatches ? p.box_channels : T::kBoxChannels;
-      if constexpr (T::kPatches) walk = patch_walk(p.patches, pass.first * gpu_tile::kChannels, box_channels, first);
+      int record = pass.first;  // of the plane
+      if constexpr (kPlanes) record %= p.plane_records;
+      if constexpr (T::kPatches) walk = patch_walk(p.patches, record * gpu_tile::kChannels, box_channels, first);
+      if constexpr (kPlanes) walk.from.image += pass.first / p.plane_records * p.plane_images;
       const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
       const int first_term = T::kExperts ? first & ~1 : pass.token_tile * T::kTokens;  // of a pair
       const std::uint8_t* from = p.terms + pass.first * T::kFolds * p.fold_pitch + first_term * token_term_bytes(T::kOffsets);
@@ -137,9 +150,10 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
       for (int channel = pass.first * gpu_tile::kChannels; channel < end;) {
         const std::uint32_t is_full = all_full + 8 * to.stage;
         ptx::barrier_wait(all_empty + 8 * to.stage, to.parity);
-        if constexpr (T::kCodes && T::kPatches) {
+        if constexpr (kPlanes) {
           request_pixels(to.stage, walk, policy);
           channel += gpu_tile::kChannels;
+          if (++record == p.plane_records) record = 0, walk.at = {}, walk.from.image += p.plane_images;
         } else {
           std::uint32_t at = act(to.stage), at_terms = terms(to.stage);
 #pragma unroll 1

@@ -108,7 +108,9 @@ constexpr Asked kQuestions[] = {
     {Op::conv, "bf16", DType::bf16, "", "as they are, in bf16"},
     {Op::conv, "f16→s8r", DType::f16, "s8r", "f16 quantized while running: int8, a scale per patch"},
     {Op::conv, "f16→s8g128", DType::f16, "s8g128", "f16 quantized while running: int8, a scale per 128 channels of a pixel"},
+    {Op::conv, "f16→e4m3t", DType::f16, "e4m3t", "f16 quantized while running: FP8, one static scale"},
     {Op::conv, "s8t", DType::s8, "s8t", "they come as int8, with one static scale"},
+    {Op::conv, "e4m3t", DType::e4m3, "e4m3t", "they come as FP8, with one static scale"},
     {Op::dequantize, "→f16", DType::f16, "", "W in f16, of a weight packed for linear layers"},
 };
 

@@ -101,7 +101,9 @@ struct Images {
   void fill_random(std::uint64_t seed) {
     for (std::int64_t i = 0; i < memory.numel(); ++i) {
       if (!is_compute_float(memory.dtype))
-        memory.bytes[static_cast<std::size_t>(i)] = static_cast<std::byte>(random_bits(seed, static_cast<std::uint64_t>(i)));
+        memory.bytes[static_cast<std::size_t>(i)] =
+            static_cast<std::byte>(random_bits(seed, static_cast<std::uint64_t>(i))) &
+            (memory.dtype == DType::e4m3 ? std::byte{0xbf} : std::byte{0xff});  // no NaN, nothing huge
       else
         memory.set(i, random_normal(seed, static_cast<std::uint64_t>(i)));
     }
@@ -285,7 +287,8 @@ std::vector<ConvSpec> ways(const Kernel& kernel, const ConvGeometry& g, std::uin
                               {DType::s8, GroupShape::tensor(), ZeroKind::integer},
                               {DType::s8, GroupShape::channel(), ZeroKind::integer},
                               {DType::s8, GroupShape::channel(), ZeroKind::offset},
-                              {DType::e4m3, GroupShape::channel()}};
+                              {DType::e4m3, GroupShape::channel()},
+                              {DType::e4m3, GroupShape::tensor()}};
   if (g.group_inputs() % 8 == 0) acts.push_back({DType::s8, GroupShape::group(8)});
   if (g.group_inputs() % 3 == 0) acts.push_back({DType::s8, GroupShape::group(3), ZeroKind::offset});
   if (g.group_inputs() % 16 == 0) acts.push_back({DType::s8, GroupShape::group(16)});
@@ -304,8 +307,8 @@ std::vector<ConvSpec> ways(const Kernel& kernel, const ConvGeometry& g, std::uin
                    : kernel.act.starts_with("bf16")                           ? DType::bf16
                                                     : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
     list.push_back(spec);
-    if (act.codes == DType::s8 && act.group == GroupShape::tensor()) {
-      spec.a_dtype = DType::s8;
+    if (act.group == GroupShape::tensor()) {
+      spec.a_dtype = act.codes;
       list.push_back(spec);
     }
   }

@@ -20,13 +20,13 @@ struct Case {
   DType type;
   bool nchw;
   int images, height, width, channels, groups, padding;
-  bool codes, prescaled = false;
+  bool codes, prescaled = false, fp8 = false;
 };
 
 std::string name(const Case& c) {
-  return fmt::format("{}_{}_{}x{}x{}_c{}_groups{}_padding{}{}{}", nibble::name(c.type), c.nchw ? "nchw" : "nhwc", c.images,
-                     c.height, c.width, c.channels, c.groups, c.padding, c.codes ? "_codes" : "",
-                     c.prescaled ? "_prescaled" : "");
+  return fmt::format("{}_{}_{}x{}x{}_c{}_groups{}_padding{}{}{}{}", nibble::name(c.type), c.nchw ? "nchw" : "nhwc", c.images,
+                     c.height, c.width, c.channels, c.groups, c.padding, c.codes ? "_codes" : "", c.prescaled ? "_prescaled" : "",
+                     c.fp8 ? "_fp8" : "");
 }
 
 class EmulatedImages : public testing::TestWithParam<Case> {};
@@ -93,9 +93,10 @@ TEST_P(EmulatedImages, AreChannelsLast) {
   }
 
   task.acts.scale = c.type == DType::s8 ? 1.0f : 0.11f;
-  task.acts.zero = 7;
-  task.scaled.geometry.has_zeros = true;
-  const CodesMap map = codes_map(p, c.images, true);
+  task.acts.zero = c.fp8 ? 0 : 7;
+  task.scaled.geometry.integers = !c.fp8;
+  task.scaled.geometry.has_zeros = !c.fp8;
+  const CodesMap map = codes_map(p, c.images, !c.fp8);
   std::vector<std::uint32_t> scratch(map.bytes / 4 + 4, 0xa5a5a5a5);
   task.scratch = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(scratch.data()) + 15) / 16 * 16);
   CodeImages images;
@@ -105,6 +106,7 @@ TEST_P(EmulatedImages, AreChannelsLast) {
   const auto code = [&](int image, int h, int w, int channel) -> int {
     if (h < 0 || h >= c.height || w < 0 || w >= c.width) return rule.zero;
     const float value = prescaled(values[place(image, h, w, channel)], channel);
+    if (c.fp8) return static_cast<std::int8_t>(act_rule::to_e4m3(act_rule::multiply(value, rule.inverse)));
     return c.type == DType::s8 ? static_cast<int>(value) : act_rule::to_s8(value, rule);
   };
   for (int image = 0; image < c.images; ++image)
@@ -116,7 +118,7 @@ TEST_P(EmulatedImages, AreChannelsLast) {
           ASSERT_EQ(pixel[channel], code(image, h - c.padding, w - c.padding, channel))
               << image << " " << h << " " << w << " " << channel;
         }
-  for (int group = 0; group < c.groups; ++group)
+  for (int group = 0; group < c.groups && !c.fp8; ++group)
     for (int token = 0; token < c.images * pixels; ++token) {
       const int h = token % pixels / c.width, w = token % c.width;
       std::int32_t sum = 0;
@@ -129,13 +131,22 @@ TEST_P(EmulatedImages, AreChannelsLast) {
 
 // Vectors of 8 and 4 pixels, pixels and channels one by one, tails of squares, padding, groups.
 constexpr Case kCases[] = {
-    {DType::f16, true, 2, 8, 12, 72, 1, 0, false},       {DType::bf16, true, 1, 6, 10, 136, 1, 0, false},
-    {DType::f16, true, 2, 7, 11, 72, 1, 1, false},       {DType::f32, true, 2, 9, 9, 68, 1, 0, false},
-    {DType::f16, true, 2, 8, 12, 80, 1, 1, true},        {DType::f32, false, 2, 9, 7, 32, 2, 1, true},
-    {DType::bf16, false, 1, 11, 9, 144, 1, 1, true},     {DType::s8, true, 2, 9, 9, 16, 3, 1, true},
-    {DType::s8, false, 1, 8, 8, 64, 1, 0, true},         {DType::s8, true, 2, 9, 11, 80, 1, 1, false},
-    {DType::f16, true, 2, 8, 12, 72, 1, 1, false, true}, {DType::bf16, false, 2, 9, 7, 40, 2, 0, false, true},
-    {DType::f16, true, 2, 8, 12, 80, 1, 1, true, true},  {DType::f32, false, 2, 9, 7, 32, 2, 1, true, true},
+    {DType::f16, true, 2, 8, 12, 72, 1, 0, false},
+    {DType::bf16, true, 1, 6, 10, 136, 1, 0, false},
+    {DType::f16, true, 2, 7, 11, 72, 1, 1, false},
+    {DType::f32, true, 2, 9, 9, 68, 1, 0, false},
+    {DType::f16, true, 2, 8, 12, 80, 1, 1, true},
+    {DType::f32, false, 2, 9, 7, 32, 2, 1, true},
+    {DType::bf16, false, 1, 11, 9, 144, 1, 1, true},
+    {DType::s8, true, 2, 9, 9, 16, 3, 1, true},
+    {DType::s8, false, 1, 8, 8, 64, 1, 0, true},
+    {DType::s8, true, 2, 9, 11, 80, 1, 1, false},
+    {DType::f16, true, 2, 8, 12, 72, 1, 1, false, true},
+    {DType::bf16, false, 2, 9, 7, 40, 2, 0, false, true},
+    {DType::f16, true, 2, 8, 12, 80, 1, 1, true, true},
+    {DType::f32, false, 2, 9, 7, 32, 2, 1, true, true},
+    {DType::f16, true, 2, 8, 12, 80, 1, 1, true, true, true},
+    {DType::f32, false, 2, 9, 7, 32, 2, 1, true, false, true},
 };
 INSTANTIATE_TEST_SUITE_P(Steps, EmulatedImages, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 

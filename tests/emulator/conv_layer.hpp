@@ -159,19 +159,22 @@ struct FloatConv {
   }
 };
 
-/// s8 images and a weight of s8 in gpu_w8n64k128, scales of 1: sums are integers, which become floats by one rounding.
+/// Images of codes and a weight of the same kind in gpu_w8n64k128, scales of 1: s8, whose sums are integers, which become floats by one
+/// rounding; or e4m3 of less than 2.
 struct CodesConv {
   ConvShape shape;
+  DType type;
   std::vector<std::int8_t> x, w;
   gpu_w8::Geometry geometry;
   std::vector<std::byte> packed;
 
-  explicit CodesConv(const ConvShape& shape)
-      : shape(shape), x(shape.inputs()), w(static_cast<std::size_t>(shape.outputs * shape.k())) {
+  explicit CodesConv(const ConvShape& shape, DType type = DType::s8)
+      : shape(shape), type(type), x(shape.inputs()), w(static_cast<std::size_t>(shape.outputs * shape.k())) {
     std::mt19937 random(static_cast<unsigned>(shape.channels + shape.outputs));
-    for (auto& byte : x) byte = static_cast<std::int8_t>(random());
-    for (auto& byte : w) byte = static_cast<std::int8_t>(random());
-    geometry = {.n = shape.outputs, .k = shape.k()};
+    const unsigned mask = type == DType::s8 ? 0xff : 0xbf;
+    for (auto& byte : x) byte = static_cast<std::int8_t>(random() & mask);
+    for (auto& byte : w) byte = static_cast<std::int8_t>(random() & mask);
+    geometry = {.n = shape.outputs, .k = shape.k(), .integers = type == DType::s8};
     packed = packed_codes(geometry, w);
     const std::vector<float> ones(static_cast<std::size_t>(geometry.padded_rows()), 1.0f);
     std::memcpy(packed.data() + geometry.scales_offset(), ones.data(), 4 * ones.size());
@@ -179,16 +182,20 @@ struct CodesConv {
   cuda::ConvTask task() const {
     cuda::ConvTask task = shape.task();
     task.scaled = {packed.data(), geometry};
-    task.a_dtype = DType::s8;
+    task.a_dtype = type;
     task.x = x.data();
     return task;
   }
-  /// As f32, and with sum_bias as s32.
+  double value(std::int8_t code) const {
+    return type == DType::s8 ? code : static_cast<double>(code_value(type, static_cast<std::uint8_t>(code)));
+  }
+  /// As f32 and, of s8, with sum_bias as s32.
   template <class Launch>
   void expect_sums(cuda::ConvTask task, Launch launch) const {
-    const auto act = [&](std::size_t i) { return static_cast<double>(x[i]); };
-    const auto weight = [&](int n, int k) { return static_cast<double>(w[static_cast<std::size_t>(n * shape.k() + k)]); };
-    shape.expect_sums(task, launch, act, weight, 0x1p-24);
+    const auto act = [&](std::size_t i) { return value(x[i]); };
+    const auto weight = [&](int n, int k) { return value(w[static_cast<std::size_t>(n * shape.k() + k)]); };
+    shape.expect_sums(task, launch, act, weight, type == DType::s8 ? 0x1p-24 : 0x1p-10);
+    if (type != DType::s8) return;
     std::vector<std::int32_t> bias;
     for (int n = 0; n < shape.outputs; ++n) bias.push_back(1000 * n - 40000);
     task.epilogue.sum_bias = bias.data();

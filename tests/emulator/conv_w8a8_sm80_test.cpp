@@ -20,8 +20,10 @@ class EmulatedConvW8a8Sm80 : public testing::TestWithParam<emulator::ConvShape> 
 
 TEST_P(EmulatedConvW8a8Sm80, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
-  const emulator::CodesConv conv(GetParam());
-  conv.expect_sums(conv.task(), [](const ConvTask& task) { return conv_w8a8_sm80(task, nullptr); });
+  for (const DType type : {DType::s8, DType::e4m3}) {
+    const emulator::CodesConv conv(GetParam(), type);
+    conv.expect_sums(conv.task(), [](const ConvTask& task) { return conv_w8a8_sm80(task, nullptr); });
+  }
 }
 
 // Channels of which several of the filter's elements are a record, strides, dilations, tiles that end in another image.

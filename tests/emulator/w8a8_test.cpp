@@ -18,6 +18,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 #include "kernels/cuda/sm90/gemm/w8a8_e4m3_grouped.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_e4m3_precise.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_experts.cu"
+#include "kernels/cuda/sm90/gemm/w8a8_patches_e4m3.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_patches_s8.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_s8.cu"
 
@@ -187,13 +188,15 @@ class EmulatedConv : public testing::TestWithParam<ConvCase> {};
 TEST_P(EmulatedConv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
   emulator::use_shared_memory(shared);
-  const emulator::CodesConv conv(c.shape);
   emulator::StreamKMemory scratch(c.tokens);
-  ConvTask task = conv.task();
-  task.scratch_end = scratch.end();
-  conv.expect_sums(task, [&](const ConvTask& t) {
-    return conv_w8a8_sm90(t, {.tokens = c.tokens, .blocks = c.blocks, .split = c.split}, nullptr);
-  });
+  for (const DType type : {DType::s8, DType::e4m3}) {
+    const emulator::CodesConv conv(c.shape, type);
+    ConvTask task = conv.task();
+    task.scratch_end = scratch.end();
+    conv.expect_sums(task, [&](const ConvTask& t) {
+      return conv_w8a8_sm90(t, {.tokens = c.tokens, .blocks = c.blocks, .split = c.split}, nullptr);
+    });
+  }
 }
 
 // Channels in boxes of 64 and of 128, strides, dilations, tiles that begin within an image and end in another.

@@ -1,4 +1,4 @@
-// The same GEMM (w8a8_kernel.cuh) of patches of images: a convolution of weights and activations as int8 codes, any geometry.
+// The same GEMM (w8a8_kernel.cuh) of patches of images: a convolution of weights and activations as int8 or e4m3 codes, any geometry.
 #include "kernels/cuda/sm80/w8a8_kernel.cuh"
 #include "kernels/cuda/tasks/conv.hpp"
 
@@ -9,14 +9,18 @@ using Kernel = const Launchable<Params>*;
 
 struct Variant {
   int rows, tokens, threads, smem;
-  int cycles;  // of an SM for a record, about
-  Kernel kernel;
+  int cycles;  // of an SM for a record of integers, about
+  Kernel integers, floats;
 };
 template <class S>
 constexpr Variant variant(int cycles) {
-  return {S::kRows,    S::kTokens,
-          S::kThreads, S::kSmem + S::kTokens * kCornerBytes,
-          cycles,      &kLaunchable<w8a8_sm80_kernel<S, Mode::integers, PatchCopier>>};
+  return {S::kRows,
+          S::kTokens,
+          S::kThreads,
+          S::kSmem + S::kTokens * kCornerBytes,
+          cycles,
+          &kLaunchable<w8a8_sm80_kernel<S, Mode::integers, PatchCopier>>,
+          &kLaunchable<w8a8_sm80_kernel<S, Mode::floats, PatchCopier>>};
 }
 /// Cycles are estimates: 8 for each product of a scheduler's warps, 1024, 256 and 64 in all, plus the part of copies, ldmatrix and the
 /// barrier that so many warps cannot hide. They only have to rank shapes.
@@ -27,7 +31,7 @@ static_assert(kVariants[0].smem <= 99 * 1024);  // of the GPUs with the least
 
 cudaError_t conv_w8a8_sm80(const ConvTask& task, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.scaled.geometry;
-  if (!geo.integers || geo.block_rows != 0 || task.acts.group != 0 || geo.n < 1 ||
+  if (geo.block_rows != 0 || task.acts.group != 0 || geo.n < 1 ||
       (task.patches.groups > 1 && task.patches.group_outputs % gpu_w8::kRows != 0))
     return cudaErrorInvalidValue;
   int device = 0, sms = 0;
@@ -59,10 +63,11 @@ cudaError_t conv_w8a8_sm80(const ConvTask& task, cudaStream_t stream) {
     if (best == nullptr || cycles < best_cycles) best = &v, best_ctas = ctas, best_cycles = cycles;
   }
   if (best == nullptr || best_ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
-  if (const cudaError_t e = best->kernel->allow_all_shared()) return e;
+  const Kernel kernel = geo.integers ? best->integers : best->floats;
+  if (const cudaError_t e = kernel->allow_all_shared()) return e;
   p.token_blocks = (p.task.m + best->tokens - 1) / best->tokens;
-  return launch_dependent(best->kernel->kernel, static_cast<unsigned>(best_ctas), static_cast<unsigned>(best->threads),
-                          best->smem, stream, p);
+  return launch_dependent(kernel->kernel, static_cast<unsigned>(best_ctas), static_cast<unsigned>(best->threads), best->smem,
+                          stream, p);
 }
 
 }  // namespace nibble::cuda

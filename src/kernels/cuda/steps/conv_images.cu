@@ -44,17 +44,17 @@ template <class Bits>
 struct AsItIs {
   using Raw = Bits;
   using Value = Bits;
-  static constexpr bool kPrescales = false;
+  static constexpr bool kIsGeneral = false;
   __device__ explicit AsItIs(const ConvTask&) {}
   __device__ Value value(Raw x, int) const { return x; }
   __device__ Value padding() const { return 0; }
 };
 
-/// Elements of an image as f32, times the prescale of their channel, which counts those of all groups.
-template <DType kSource, bool kTimes>
+/// Elements of an image as f32. kGeneral: times the prescale of their channel, if any; a channel counts those of all groups.
+template <DType kSource, bool kGeneral>
 struct Source {
   using Raw = std::conditional_t<kSource == DType::f32, float, std::uint16_t>;
-  static constexpr bool kPrescales = kTimes;
+  static constexpr bool kIsGeneral = kGeneral;
   const ConvTask& t;
   __device__ float number(Raw x, int channel) const {
     float y;
@@ -62,7 +62,8 @@ struct Source {
       y = x;
     else
       y = half_of(x, 0, kSource);
-    return kTimes ? act_rule::multiply(y, __ldg(t.prescale + channel % t.patches.channels)) : y;
+    if (!kGeneral || t.prescale == nullptr) return y;
+    return act_rule::multiply(y, __ldg(t.prescale + channel % t.patches.channels));
   }
 };
 /// 16-bit floats times their prescale, rounded to their type.
@@ -77,21 +78,27 @@ struct Prescaled : Source<kType, true> {
   }
   __device__ Value padding() const { return 0; }
 };
-template <DType kSource, bool kTimes = false>
-struct AsCode : Source<kSource, kTimes> {
-  using typename Source<kSource, kTimes>::Raw;
+/// int8, or with kGeneral FP8, too.
+template <DType kSource, bool kGeneral = false>
+struct AsCode : Source<kSource, kGeneral> {
+  using typename Source<kSource, kGeneral>::Raw;
   using Value = std::int8_t;
   act_rule::Rule rule;
-  __device__ explicit AsCode(const ConvTask& t) : Source<kSource, kTimes>{t}, rule(rule_of(t.acts)) {}
-  __device__ Value value(Raw x, int channel) const { return static_cast<std::int8_t>(encode_s8(this->number(x, channel), rule)); }
-  __device__ Value padding() const { return static_cast<std::int8_t>(rule.zero); }
+  __device__ explicit AsCode(const ConvTask& t) : Source<kSource, kGeneral>{t}, rule(rule_of(t.acts)) {}
+  __device__ Value value(Raw x, int channel) const {
+    const float y = this->number(x, channel);
+    if (kGeneral && !this->t.scaled.geometry.integers)
+      return static_cast<Value>(act_rule::to_e4m3(act_rule::multiply(y, rule.inverse)));
+    return static_cast<Value>(encode_s8(y, rule));
+  }
+  __device__ Value padding() const { return static_cast<Value>(rule.zero); }
 };
 /// Codes that are given.
 template <>
 struct AsCode<DType::s8> {
   using Raw = std::int8_t;
   using Value = std::int8_t;
-  static constexpr bool kPrescales = false;
+  static constexpr bool kIsGeneral = false;
   act_rule::Rule rule;
   __device__ explicit AsCode(const ConvTask& t) : rule(rule_of(t.acts)) {}
   __device__ Value value(Raw x, int) const { return x; }
@@ -106,7 +113,7 @@ struct ImageCopy {
 };
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads, Element::kPrescales ? 2 : kCtas) copy_kernel(const __grid_constant__ ImageCopy b) {
+__global__ void __launch_bounds__(kThreads, Element::kIsGeneral ? 2 : kCtas) copy_kernel(const __grid_constant__ ImageCopy b) {
   using Value = typename Element::Value;
   constexpr int kVector = 16 / static_cast<int>(sizeof(Value)), kVectors = kSquare / kVector;  // of a pixel in the square
   // An odd number of words from pixel to pixel: a column of the square is in 32 different banks.
@@ -289,7 +296,7 @@ cudaError_t copy_images(const ConvTask& task, void* to, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(squares), static_cast<unsigned>((b.channels + kSquare - 1) / kSquare));
   if (to == nullptr || squares < 1 || b.channels * sizeof(typename Element::Value) % 16 != 0) return cudaErrorInvalidValue;
   if (squares > std::numeric_limits<std::int32_t>::max() || grid.y > 65535) return cudaErrorInvalidConfiguration;
-  if constexpr (sizeof(typename Element::Value) == 1 && !Element::kPrescales) {
+  if constexpr (sizeof(typename Element::Value) == 1 && !Element::kIsGeneral) {
     if (task.a.channel == 1 && in_vectors(task, 16, sizeof(typename Element::Raw), b.channels) &&
         std::int64_t{task.images} * pixels <= std::numeric_limits<std::int32_t>::max() / 2) {
       const int across = std::min(b.channels / kCodes, kThreads), rows = kThreads / across;
@@ -354,18 +361,19 @@ cudaError_t sum_patches(const CodeImages& images, std::int64_t tokens, std::int3
 bool readable(const ConvTask& task) {
   const Patches& p = task.patches;
   const bool zeros = (p.top | p.bottom | p.left | p.right) == 0 || (task.acts.zeros == nullptr && task.acts.zero == 0);
-  return task.a_dtype == DType::s8 && zeros && task.a.channel == 1 && task.a.image == task.a.pixel * p.height * p.width &&
+  return bits(task.a_dtype) == 8 && zeros && task.a.channel == 1 && task.a.image == task.a.pixel * p.height * p.width &&
          task.a.pixel % 16 == 0 && reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
 }
 
 template <DType kSource>
 cudaError_t codes_last_of(const ConvTask& task, void* to, cudaStream_t stream) {
-  return task.prescale == nullptr ? copy_images<AsCode<kSource>>(task, to, stream)
-                                  : copy_images<AsCode<kSource, true>>(task, to, stream);
+  return task.prescale == nullptr && task.scaled.geometry.integers ? copy_images<AsCode<kSource>>(task, to, stream)
+                                                                   : copy_images<AsCode<kSource, true>>(task, to, stream);
 }
 cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream) {
   switch (task.a_dtype) {
-    case DType::s8: return copy_images<AsCode<DType::s8>>(task, to, stream);
+    case DType::s8:
+    case DType::e4m3: return copy_images<AsCode<DType::s8>>(task, to, stream);
     case DType::f16: return codes_last_of<DType::f16>(task, to, stream);
     case DType::bf16: return codes_last_of<DType::bf16>(task, to, stream);
     case DType::f32: return codes_last_of<DType::f32>(task, to, stream);

@@ -117,11 +117,20 @@ Status accepts_floats(const Kernel& self, const Problem& p) {
 
 Status accepts_codes(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
-  if (p.act_scheme.codes != DType::s8 || p.act_scheme.group != GroupShape::tensor())
-    return error(StatusCode::unsupported, "multiplies int8 activations with one scale for all of them, they are {}",
+  if (name(p.act_scheme.codes) != self.act || p.act_scheme.group != GroupShape::tensor())
+    return error(StatusCode::unsupported, "multiplies {} activations with one scale for all of them, they are {}",
+                 self.act == "s8" ? "int8" : "FP8",
                  p.act_scheme.codes == DType::none ? "not to be quantized" : Scheme{p.scheme, p.act_scheme}.name());
   if (const std::string reason = gpu_w8::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
     return error(StatusCode::unsupported, "{}", reason);
+  const bool fp8 = p.scheme.codes == DType::e4m3;
+  if (fp8 != (p.act_scheme.codes == DType::e4m3))
+    return error(StatusCode::unsupported, "multiplies {} activations by weights of that kind, not {}", self.act,
+                 name(p.scheme.codes));
+  if (fp8 && has_groups(p))
+    return error(StatusCode::unsupported, "sums over all of a patch, {} has a scale per block of channels",
+                 Scheme{p.scheme, p.act_scheme}.name());
+  if (fp8) return {};
   if (!sums_whole_rows(p.scheme, p.act_scheme))
     return error(StatusCode::unsupported, "sums over all of a patch, {} has not one scale per output channel",
                  Scheme{p.scheme, p.act_scheme}.name());
@@ -194,6 +203,9 @@ Status accepts_framed(const Kernel& self, const Problem& p, ConvGeometry& framed
 Status accepts_codes_sm90(const Kernel& self, const Problem& p) {
   ConvGeometry framed;
   NIBBLE_RETURN_IF_ERROR(accepts_framed(self, p, framed));
+  if (self.act == "e4m3" && p.accumulation == Accumulation::precise && p.k > kPreciseChannels)
+    return error(StatusCode::unsupported, "sums K={} products in tensor cores, precisely would be {} at most", p.k,
+                 kPreciseChannels);
   NIBBLE_RETURN_IF_ERROR(accepts_walk(p.geometry));
   return accepts_walk(framed);
 }
@@ -428,7 +440,7 @@ double sm80_cost_us(const Kernel& self, const Problem& p) {
 
 double code_images_us(const GpuInfo& gpu, const Problem& p) {
   double us = 0;
-  const bool as_they_are = p.a_dtype == DType::s8 && p.input == ImageLayout::nhwc &&
+  const bool as_they_are = bits(p.a_dtype) == 8 && p.input == ImageLayout::nhwc &&
                            (p.act_scheme.zero == ZeroKind::none || p.geometry.padding == Padding{});
   if (!as_they_are) {
     constexpr double kShare = 1;  // measured on an H100: a part of the codes stays in L2
@@ -471,12 +483,13 @@ double wna8_sm80_conv_cost_us(const Kernel&, const Problem& p) {
 
 double codes_sm90_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = gpu_of(p);
-  return w8a8_sm90_cost_us(self.tile, DType::s8, gpu, p) + code_images_us(gpu, p);
+  return w8a8_sm90_cost_us(self.tile, p.act_scheme.codes, gpu, p) + code_images_us(gpu, p);
 }
 
 double codes_sm80_cost_us(const Kernel&, const Problem& p) {
   const GpuInfo gpu = gpu_of(p);
-  return conv_sm80_cost_us(kCodeShapes, gpu, of_pixels(p), 1) + code_images_us(gpu, p);
+  const double times = p.act_scheme.codes == DType::e4m3 ? 7 : 1;  // as linear's: e4m3 is unpacked to f16
+  return conv_sm80_cost_us(kCodeShapes, gpu, of_pixels(p), times) + code_images_us(gpu, p);
 }
 
 // ---- rows; a tile is m pixels × n channels
@@ -561,8 +574,24 @@ constexpr Summaries kCodesSummaries{
     .split = "W8A8, one scale for all activations: TMA loads patches, wgmma; the CTAs of a cluster split K",
     .stream_k = "W8A8, one scale for all activations: TMA loads patches, wgmma; stream-K: CTAs get equal shares of all tiles"};
 
-constexpr Kernel codes_family() {
-  Kernel row = conv_row(Isa::sm90, "s8", "gpu_w8n64k128", "", Sums::integers);
+/// Those of e4m3, of which none has been measured yet: one of each kind.
+constexpr Tile kFp8Tiles[] = {
+    {.m = 64, .n = 64},
+    {.m = 64, .n = 256},
+    {.m = 64, .n = 64, .split = 4},
+    {.m = 128, .n = 128},
+    {.m = 128, .n = 192},
+    {.m = 128, .n = 128, .split = 2},
+    {.m = 256, .n = 128},
+    {.m = 128, .n = 192, .split = kStreamK},
+};
+constexpr Summaries kFp8Summaries{
+    .whole = "FP8, one scale for all activations: TMA loads patches, wgmma, both operands in shared memory",
+    .split = "FP8, one scale for all activations: TMA loads patches, wgmma; the CTAs of a cluster split K",
+    .stream_k = "FP8, one scale for all activations: TMA loads patches, wgmma; stream-K: CTAs get equal shares of all tiles"};
+
+constexpr Kernel codes_family(std::string_view act) {
+  Kernel row = conv_row(Isa::sm90, act, "gpu_w8n64k128", "", act == "s8" ? Sums::integers : Sums::tensor_core_fp8);
   row.accepts = accepts_codes_sm90;
   row.cost_us = codes_sm90_cost_us;
   row.workspace = codes_sm90_workspace;
@@ -570,9 +599,12 @@ constexpr Kernel codes_family() {
   return row;
 }
 
-constexpr Kernel codes_sm80_row() {
-  Kernel row = conv_row(Isa::sm80, "s8", "gpu_w8n64k128", "gemm", Sums::integers);
-  row.summary = "W8A8, one scale for all activations: cp.async gathers patches, mma.sync; any stride and dilation";
+constexpr Kernel codes_sm80_row(std::string_view act) {
+  const bool integers = act == "s8";  // e4m3 is unpacked to f16
+  Kernel row = conv_row(Isa::sm80, act, "gpu_w8n64k128", "gemm", integers ? Sums::integers : Sums::tensor_cores);
+  row.summary = integers
+                    ? "W8A8, one scale for all activations: cp.async gathers patches, mma.sync; any stride and dilation"
+                    : "FP8, one scale for all activations: cp.async gathers patches, mma.sync of f16; any stride and dilation";
   row.accepts = accepts_codes_sm80;
   row.cost_us = codes_sm80_cost_us;
   row.workspace = codes_workspace;
@@ -659,11 +691,13 @@ std::span<const Kernel> conv_kernels() {
   static const std::vector<Kernel> kRows = [] {
     std::vector<Kernel> rows;
     for (const std::string_view act : {"f16", "bf16"}) append(rows, sm90_family(act), kTiles, kSummaries);
-    append(rows, codes_family(), kCodesTiles, kCodesSummaries);
+    append(rows, codes_family("s8"), kCodesTiles, kCodesSummaries);
+    append(rows, codes_family("e4m3"), kFp8Tiles, kFp8Summaries);
     append(rows, online_family(), kOnlineTiles, kOnlineSummaries);
     append(rows, fixed_point_family(), kFixedPointTiles, kFixedPointSummaries);
-    rows.insert(rows.end(), {sm80_row("f16"), sm80_row("bf16"), codes_sm80_row(), wna8_sm80_row(name(ActForm::s8i16)),
-                             wna8_sm80_row(name(ActForm::s8x3_rows)), direct_row(), direct_codes_row()});
+    rows.insert(rows.end(),
+                {sm80_row("f16"), sm80_row("bf16"), codes_sm80_row("s8"), codes_sm80_row("e4m3"),
+                 wna8_sm80_row(name(ActForm::s8i16)), wna8_sm80_row(name(ActForm::s8x3_rows)), direct_row(), direct_codes_row()});
     return rows;
   }();
   return kRows;

@@ -25,8 +25,9 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
 /// multiple of 8, and where there are groups, their output channels of 64.
 cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream);
 
-/// The implicit GEMM of sm_90 for task.scaled and int8 activations, exact: floats are first quantized into task.scratch, and codes that
-/// cannot be read in place are copied there (code_images). One group, channels a multiple of 64. The bits do not depend on config.
+/// The implicit GEMM of sm_90 for task.scaled and activations of its kind of codes: int8, exact, or e4m3. Floats are first quantized into
+/// task.scratch, and codes that cannot be read in place are copied there (code_images). One group, channels a multiple of 64. The bits of
+/// integers do not depend on config.
 cudaError_t conv_w8a8_sm90(const ConvTask& task, const W8A8Config& config, cudaStream_t stream);
 
 /// The implicit GEMM of sm_90 for task.weight and int8 codes in task.scratch (wna8_image_map), made of floats or of codes that are given,

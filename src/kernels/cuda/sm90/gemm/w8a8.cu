@@ -112,8 +112,8 @@ cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cud
 
 cudaError_t conv_w8a8_sm90(const ConvTask& task, const W8A8Config& config, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.scaled.geometry;
-  const W8A8Kernel kernel = w8a8_sm90_patches_s8(config.tokens);
-  if (kernel == nullptr || !geo.integers || geo.block_rows != 0 || task.acts.group != 0 || task.patches.groups != 1 ||
+  const W8A8Kernel kernel = geo.integers ? w8a8_sm90_patches_s8(config.tokens) : w8a8_sm90_patches_e4m3(config.tokens);
+  if (kernel == nullptr || geo.block_rows != 0 || task.acts.group != 0 || task.patches.groups != 1 ||
       task.patches.channels % kPatchChannels != 0)
     return cudaErrorInvalidValue;
   CodeImages codes;

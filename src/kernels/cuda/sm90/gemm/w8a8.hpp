@@ -98,5 +98,6 @@ W8A8Kernel w8a8_sm90_experts_s8(int tokens);
 W8A8Kernel w8a8_sm90_experts_e4m3(int tokens, bool grouped);
 /// The kernel for patches: 64, 128 or 256 tokens.
 W8A8Kernel w8a8_sm90_patches_s8(int tokens);
+W8A8Kernel w8a8_sm90_patches_e4m3(int tokens);
 
 }  // namespace nibble::cuda

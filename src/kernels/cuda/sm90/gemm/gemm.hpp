@@ -78,10 +78,10 @@ struct GemmParams {
   CUtensorMap pixel_terms;    // of its codes, instead of `terms`: 16 bytes a box
   int box_channels;           // of its codes
   int images;
-  int plane_records;  // of a weight for codes of images: passes go over its records again for each plane of plane_images
-  int plane_images;   // images: 1 plane of them all or, of fixed point, 3 (fixed_point_acts.hpp)
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
   ExpertTiles experts;                        // of rows of experts, which `schedule` knows without the number of token tiles
+  int plane_records;  // of a weight for codes of images: passes go over its records again for each plane of plane_images
+  int plane_images;   // images: 1 plane of them all or, of fixed point, 3 (fixed_point_acts.hpp)
 
   NIBBLE_HOST_DEVICE int rows() const { return n; }
 };

@@ -15,6 +15,7 @@ struct RandomWeight {
   bool act_order = false;
   bool prescale = false;
   bool bias = false;
+  Extent filter = {};  // of a convolution
   bool exact = false;  // power-of-two scales and zero offsets: with small integer activations every sum is exact in f32
 };
 
@@ -31,6 +32,7 @@ inline QuantTensor random_weight(const WeightScheme& scheme, std::int64_t n, std
   q.scheme = scheme;
   q.n = n;
   q.k = k;
+  q.filter = with.filter;
   q.codes.resize(static_cast<std::size_t>(n * k * code_bytes(scheme.codes)));
   const int width = std::min(bits(scheme.codes), 8);
   if (scheme.is_dense()) {

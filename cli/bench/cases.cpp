@@ -47,13 +47,15 @@ std::vector<std::uint8_t> random_codes(DType codes, std::int64_t count, std::uin
 }
 
 // Scales are `scale` in the mean.
-Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const Scheme& both, std::uint64_t seed, float scale = 0.01f) {
+Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const Scheme& both, std::uint64_t seed, float scale = 0.01f,
+                                  const Extent& filter = {}) {
   const WeightScheme& scheme = both.weight;
   Random random(seed);
   QuantTensor q;
   q.scheme = scheme;
   q.n = n;
   q.k = k;
+  q.filter = filter;
   if (scheme.is_dense()) {  // numbers from −0.03 to 0.03, of any value and sign
     Tensor floats(scheme.codes, {n, k});
     for (std::int64_t i = 0; i < floats.numel(); ++i) floats.set(i, random.uniform(-0.03f, 0.03f));
@@ -62,7 +64,7 @@ Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const Scheme& 
     return q;
   }
   q.codes = random_codes(scheme.codes, n * k, seed);
-  const std::vector<std::int64_t> shape = {scheme.group.rows(n), scheme.group.cols(k)};
+  const std::vector<std::int64_t> shape = {scheme.group.rows(n), q.groups()};
   q.scales = Tensor(scheme.scale, shape);
   for (std::int64_t i = 0; i < q.scales.numel(); ++i) q.scales.set(i, random.uniform(0.5f * scale, 1.5f * scale));
   if (scheme.zero != ZeroKind::none) {
@@ -258,12 +260,8 @@ Result<std::vector<BenchCase>> cases_from_conv_shapes(const ConvCasesSpec& spec)
       if (!pattern->search(shape.name)) continue;
       ++seed;
       cases.push_back({.name = shape.name,
-                       .load =
-                           [shape, scheme = *scheme, seed] {
-                             auto weight = random_weight(shape.geometry.out_channels, shape.geometry.k(), scheme, seed);
-                             if (weight.ok()) weight->filter = shape.geometry.filter;
-                             return weight;
-                           },
+                       .load = [g = shape.geometry, scheme = *scheme,
+                                seed] { return random_weight(g.out_channels, g.k(), scheme, seed, 0.01f, g.filter); },
                        .m = shape.batch ? std::vector<std::int64_t>{*shape.batch} : spec.batches,
                        .act_scheme = scheme->act,
                        .conv = ConvShapes{shape.geometry, spec.input, spec.output}});

@@ -43,6 +43,7 @@ constexpr Weight kWeights[] = {
     {"u4og48"},
     {"u4og16"},
     {"u4og8"},
+    {"u4oci32"},
     {"u4oc"},
     {"u4fg64"},
     {"u2zg64"},
@@ -327,7 +328,7 @@ std::string braced(const std::vector<std::string>& words) {
 
 /// Weights as a shell would expand them: "u4{b8,z}g{128,64}, s8c prescale".
 std::string together(const std::vector<std::string>& weights) {
-  static const std::regex kParts(R"((u\d|s8|e\dm\d)([bzof]?\d*?)(g\d+|c|t|b\d+x\d+)((?: .*)?))");
+  static const std::regex kParts(R"((u\d|s8|e\dm\d)([bzof]?\d*?)(g\d+|ci\d+|c|t|b\d+x\d+)((?: .*)?))");
   struct Kind {
     std::string codes, rest;
     std::vector<std::string> zeros, groups;

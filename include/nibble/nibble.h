@@ -22,8 +22,8 @@
  * written through a char** is the caller's, for nib_text_free. A char** may be NULL: the text is not made.
  *
  * Schemes are names: "u4zg128" is 4-bit codes with integer zero points, one scale per 128 input channels. Weights are
- * <codes><z|o|f|><t|c|gSIZE|bNxK>; "z" means (q − z)·s, "o" q·s + z, "f" (q − z)·s with a float z; t, c, g, b: a scale per tensor,
- * per output channel, per group along K, per block. Codes: u2 … u7, u8; u4b8 (code − 8) and the like; s8; e4m3. Activations are
+ * <codes><z|o|f|><t|c|gSIZE|ciSIZE|bNxK>; "z" means (q − z)·s, "o" q·s + z, "f" (q − z)·s with a float z; t, c, g, ci, b: a scale
+ * per tensor, per output channel, per group along K, per group of image channels for all elements of a filter, per block. Codes: u2 … u7, u8; u4b8 (code − 8) and the like; s8; e4m3. Activations are
  * <s8|e4m3><z|><t|r|gSIZE>: "s8r" is int8 with a scale per token (row), "t" one known scale.
  *
  * Sizes. M, N, K, a batch, and the extents, strides, paddings and dilations of images are NIB_MAX_SIZE at most; W, D and A
@@ -304,7 +304,7 @@ NIB_API nib_status nib_synchronize(void* stream);
 
 /* A quantized matrix, to create or as it is. G is the number of groups along K.
  * W[n,k] = (q − z)·s·scale2, or q·s + z, as the scheme says, with q from codes[n,k], and s and z of row n and group g =
- * g_idx[k], or k / group without g_idx. */
+ * g_idx[k], or k / group modulo G without g_idx. Only of "ci" is G less than K / group: it is the images' channels / group. */
 /* How codes lie in bytes. */
 typedef int32_t nib_nibble_order;
 enum {
@@ -338,7 +338,7 @@ typedef struct nib_qtensor_desc {
   /* Since 1.2. Of nib_qtensor_create; nib_qtensor_get gives codes of a byte and all scales. */
   nib_nibble_order
       nibble_order; /* of codes of 4 bits with two to a byte: u8 [N, ⌈K/2⌉], or TensorRT-LLM's; NIB_BYTES: a byte each */
-  int32_t repeat_for_filter; /* not 0: scales and zeros are [N, C/group], shared by all elements of the filter, as MNN has them */
+  int32_t reserved;
 } nib_qtensor_desc;
 
 /* Makes a matrix from copies of everything. Views may have any strides; absent ones are zero. Sizes, types and indices are checked.

@@ -29,7 +29,8 @@ Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec,
 Result<QuantTensor> quantize(const ConstTensorView& w, std::string_view scheme, Executor* executor = nullptr);
 
 /// The same for the filters of a convolution, w[Co,Ci/groups,Kh,Kw] (any strides): its rows become K = Kh·Kw·Ci/groups long, in the order
-/// kh, kw, ci, so groups of a size that divides Ci/groups lie inside one element of a filter, and others run on through all of them.
+/// kh, kw, ci, so groups of a size that divides Ci/groups lie inside one element of a filter, and others run on through all of them. Only
+/// here does a scheme like u4oci32 find one scale for the same channels at all elements.
 Result<QuantTensor> quantize_conv(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor = nullptr);
 Result<QuantTensor> quantize_conv(const ConstTensorView& w, std::string_view scheme, Executor* executor = nullptr);
 

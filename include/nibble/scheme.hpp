@@ -3,6 +3,8 @@
 //   weight      <codes><zero><group>     u4zg128   4-bit codes, integer zero points, one scale per group of 128 along K
 //                                        u4b8g32   4-bit codes meaning code − 8, no zero points, groups of 32
 //                                        s8c       signed 8-bit, one scale per output channel
+//                                        u4oci32   of a convolution: float offsets, groups of 32 channels of the images, which
+//                                                  all elements of the filter share (MNN)
 //                                        e4m3b128x128  FP8, one scale per 128×128 block
 //                                        bf16      dense: not quantized, no scales; also f16, f32
 //   activation  <codes><zero><group>_<weight>
@@ -32,8 +34,9 @@ enum class ZeroKind {
 
 /// The extent of the weight that shares one scale: `n` output channels × `k` input channels; 0 means the whole dimension.
 struct GroupShape {
-  std::int32_t n = 1;  // output channels; 0: all
-  std::int32_t k = 0;  // input channels; 0: all
+  std::int32_t n = 1;         // output channels; 0: all
+  std::int32_t k = 0;         // input channels; 0: all
+  bool all_elements = false;  // of a convolution: the same k channels of the images at every element of the filter
 
   /// "t": one scale for everything.
   static constexpr GroupShape tensor() { return {0, 0}; }
@@ -43,11 +46,17 @@ struct GroupShape {
   static constexpr GroupShape group(std::int32_t size) { return {1, size}; }
   /// "b128x128": one per bn output × bk input channels.
   static constexpr GroupShape block(std::int32_t bn, std::int32_t bk) { return {bn, bk}; }
+  /// "ci32": one per output channel and `size` channels of the images, for all elements of the filter.
+  static constexpr GroupShape image_channels(std::int32_t size) { return {1, size, true}; }
 
   /// Rows of the scale tensor of a weight of n_total output channels; the last block may be partial.
   constexpr std::int64_t rows(std::int64_t n_total) const { return n == 0 ? 1 : (n_total + n - 1) / n; }
-  /// Columns of the scale tensor of a weight of k_total input channels; the last block may be partial.
+  /// Runs of K that share a scale, of k_total input channels; the last one may be partial.
   constexpr std::int64_t cols(std::int64_t k_total) const { return k == 0 ? 1 : (k_total + k - 1) / k; }
+  /// Columns of the scale tensor of a weight of k_total input channels, whose filter has so many elements.
+  constexpr std::int64_t cols(std::int64_t k_total, std::int64_t elements) const {
+    return cols(all_elements ? k_total / elements : k_total);
+  }
 
   friend constexpr bool operator==(const GroupShape&, const GroupShape&) = default;
 };

@@ -136,7 +136,10 @@ struct Extent {
 /// A quantized weight matrix W[N,K] in canonical form: formats produce it, layouts pack it.
 ///
 ///   W[n,k] = dequantized value of codes[n,k] under scheme.zero with the scale of block (n / group.n, g),
-///   where g = g_idx[k] when present (act-order), else k / group.k.
+///   where g = g_idx[k] when present (act-order), else k / group.k modulo the number of groups.
+///
+/// K of a convolution is Kh·Kw times the channels of the images. Only where all elements of the filter share the groups of these (scheme
+/// "…ci32") are there fewer groups than K / group.k, and the modulo counts: the first element's groups are also those of all others.
 ///
 /// The result is an f32 number: (q − z)·s rounded once to f32 (exact whenever s has at most 16 significant bits), times the
 /// second-level scale rounded once more where there is one; q·s + o is computed in f64 and rounded once.
@@ -147,8 +150,8 @@ struct QuantTensor {
   std::int64_t n = 0;               // output channels, 1 … kMaxSize
   std::int64_t k = 0;               // input channels, as n; n·k at most kMaxElements
   std::vector<std::uint8_t> codes;  // [N,K], one code a byte, upper bits zero; of a dense weight code_bytes() each, little-endian
-  Tensor scales;  // [rows, groups], rows = group.rows(n), groups = group.cols(k); dtype scheme.scale; empty for dense
-  Tensor zeros;   // shaped like scales; u8 or s8 for integer, f32/f16/bf16 for offset and real; empty for none
+  Tensor scales;                    // [group.rows(n), groups()]; dtype scheme.scale; empty for dense
+  Tensor zeros;                     // shaped like scales; u8 or s8 for integer, f32/f16/bf16 for offset and real; empty for none
   std::optional<float> scale2;      // second-level, per tensor: multiplies W; not of a dense weight
   std::vector<std::int32_t> g_idx;  // [K] group of each input channel; empty: k / group.k
   Tensor prescale;  // [K] multiplies the activations (AWQ/ModelOpt); of a filter, for each element the same [Ci]; empty: none
@@ -159,7 +162,12 @@ struct QuantTensor {
   std::optional<float> act_limit;         // magnitudes saturate there before a scale is found (FBGEMM's activation_scale_ub)
 
   /// Groups along K: columns of scales.
-  std::int64_t groups() const { return scheme.group.cols(k); }
+  std::int64_t groups() const { return scheme.group.cols(k, filter.h * filter.w); }
+  /// The group of input channel `col`.
+  std::int64_t group_of(std::int64_t col) const {
+    if (!g_idx.empty()) return g_idx[static_cast<std::size_t>(col)];
+    return scheme.group.k == 0 ? 0 : col / scheme.group.k % groups();
+  }
   /// Checks every size, dtype and index. Errors: invalid_argument with the field and the values.
   Status validate() const;
   /// W[n,k] by the formula above. For tests and small inspections; use Plan::dequantize for whole matrices.
@@ -192,10 +200,5 @@ enum class TrtllmLayout : std::uint8_t {
 /// Errors: invalid_argument unless there are n · k · bits / 8 bytes, K is a multiple of 64 and N of the columns (not of `transposed`).
 Result<std::vector<std::uint8_t>> unpack_trtllm(std::span<const std::uint8_t> bytes, std::int64_t n, std::int64_t k, int bits,
                                                 TrtllmLayout layout);
-
-/// Scales or zeros of a convolution that all elements of the filter share, [Co, C/group] as MNN has them, as the QuantTensor of W[Co,k] has
-/// them: [Co, Kh·Kw·C/group], a copy for each element.
-/// Errors: invalid_argument for another rank, or where these would be more than k columns.
-Result<Tensor> repeat_for_filter(const Tensor& parameters, const Extent& filter, std::int64_t k);
 
 }  // namespace nibble

@@ -94,7 +94,8 @@ def quantize(w: Array, scheme: str = "u4b8g128", *, scale: Any = "f16", clip_sea
 def quantize_conv(w: Array, scheme: str = "u4b8g128", *, scale: Any = "f16", clip_search: bool = False) -> QuantTensor:
     """The same for the filter of a convolution, w [Co, C/groups, Kh, Kw]: K is Kh·Kw·C/groups, in that order.
 
-    Groups whose size divides C/groups lie inside one element of the filter; others span several elements.
+    Groups whose size divides C/groups lie inside one element of the filter; others span several elements. Those of "u4oci32" are 32
+    channels at all elements of the filter, as MNN has them.
     """
     return _core.quantize_conv(_arrays.export(w), scheme=scheme, scale=_arrays.token(scale), clip_search=clip_search)
 

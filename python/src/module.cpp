@@ -174,7 +174,7 @@ std::optional<TrtllmLayout> trtllm_layout(std::string_view order) {
 QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::handle scales, nb::handle zeros,
                               OptionalFloat scale2, nb::handle g_idx, nb::handle prescale, nb::handle bias,
                               std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair filter,
-                              std::string_view nibble_order, std::optional<std::int64_t> k, bool repeat) {
+                              std::string_view nibble_order, std::optional<std::int64_t> k) {
   const auto optional_copy = [](nb::handle object, const char* what, bool floats) {
     if (object.is_none()) return Tensor();
     Input input(object, what);
@@ -230,10 +230,6 @@ QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::han
   if (static_acts) q.static_acts = StaticActs{static_acts->first, static_acts->second};
   q.act_limit = act_limit;
   q.filter = {filter.first, filter.second};
-  if (repeat) {
-    q.scales = check(repeat_for_filter(q.scales, q.filter, q.k));
-    if (!q.zeros.empty()) q.zeros = check(repeat_for_filter(q.zeros, q.filter, q.k));
-  }
   check(q.validate());
   return q;
 }
@@ -250,14 +246,13 @@ void bind_tensors(nb::module_& m) {
           [](QuantTensor* self, std::string_view scheme, nb::handle codes, nb::handle scales, nb::handle zeros,
              OptionalFloat scale2, nb::handle g_idx, nb::handle prescale, nb::handle bias,
              std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair filter,
-             std::string_view nibble_order, std::optional<std::int64_t> k, bool repeat_for_filter) {
+             std::string_view nibble_order, std::optional<std::int64_t> k) {
             new (self) QuantTensor(make_quant_tensor(scheme, codes, scales, zeros, scale2, g_idx, prescale, bias, static_acts,
-                                                     act_limit, filter, nibble_order, k, repeat_for_filter));
+                                                     act_limit, filter, nibble_order, k));
           },
           "scheme"_a, "codes"_a, "scales"_a = nb::none(), "zeros"_a = nb::none(), nb::kw_only(), "scale2"_a = nb::none(),
           "g_idx"_a = nb::none(), "prescale"_a = nb::none(), "bias"_a = nb::none(), "static_acts"_a = nb::none(),
           "act_limit"_a = nb::none(), "filter"_a = Pair(1, 1), "nibble_order"_a = "", "k"_a = nb::none(),
-          "repeat_for_filter"_a = false,
           "Copies arrays of host memory: codes [N,K], one a byte, or the floats of a dense weight, which has no scales; scales "
           "and zeros [rows, groups] as the scheme says; g_idx [K]; "
           "prescale [K]; bias [N]. filter: (height, width) of a convolution, whose K is in the order kh, kw, channel.\n\n"
@@ -267,8 +262,7 @@ void bind_tensors(nb::module_& m) {
           "compute "
           "capability 7.5 to 8.9 and 12.0, and experts), trtllm_interleaved_fp8 (the same for FP8 activations), "
           "trtllm_transposed "
-          "(9.0 by the C++ tools, 10.0), trtllm_permuted (9.0 by the Python tools of 2026). repeat_for_filter: scales and "
-          "zeros are [N, C/group], shared by all elements of the filter, as MNN has them.\n\n"
+          "(9.0 by the C++ tools, 10.0), trtllm_permuted (9.0 by the Python tools of 2026).\n\n"
           "Raises InvalidArgument for what contradicts the scheme.")
       .def_prop_ro(
           "scheme", [](const QuantTensor& q) { return q.scheme.name(); }, "\"u4zg128\"")

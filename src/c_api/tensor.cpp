@@ -112,12 +112,6 @@ Result<QuantTensor> make(const nib_qtensor_desc& desc) {
   q.act_limit = optional(desc.act_limit);
   if (desc.act_scale != nullptr) q.static_acts = StaticActs{*desc.act_scale, desc.act_zero == nullptr ? 0 : *desc.act_zero};
   q.filter = {desc.filter_height == 0 ? 1 : desc.filter_height, desc.filter_width == 0 ? 1 : desc.filter_width};
-  if (desc.repeat_for_filter != 0) {
-    NIBBLE_ASSIGN_OR_RETURN(q.scales, repeat_for_filter(q.scales, q.filter, q.k));
-    if (!q.zeros.empty()) {
-      NIBBLE_ASSIGN_OR_RETURN(q.zeros, repeat_for_filter(q.zeros, q.filter, q.k));
-    }
-  }
   if (desc.act_scale == nullptr && desc.act_zero != nullptr)
     return error(StatusCode::invalid_argument, "act_zero goes with act_scale, which is NULL");
   NIBBLE_RETURN_IF_ERROR(q.validate());

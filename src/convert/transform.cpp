@@ -21,6 +21,7 @@
 #include "core/error.hpp"
 #include "nibble/pattern.hpp"
 #include "nibble/plan.hpp"
+#include "quantize/quantize_rows.hpp"
 
 namespace nibble {
 namespace fs = std::filesystem;
@@ -577,8 +578,8 @@ Result<WeightScheme> stored_as(const codec::Format& format, const Module& module
   const Tensor zeros(DType::f32, {rows, module.k});
   QuantizeSpec plain{spec.scheme.weight};
   if (plain.scheme.scale == DType::none) plain.scheme.scale = scale_type(spec, module.scheme.codes);
-  NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, quantize(ConstTensorView(zeros.bytes.data(), DType::f32, {rows, module.k}), plain));
-  q.filter = module.filter.value_or(Extent{});
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, quantize_rows(ConstTensorView(zeros.bytes.data(), DType::f32, {rows, module.k}), plain,
+                                                       module.filter.value_or(Extent{}), nullptr));
   if (spec.scheme.act.codes != DType::none && spec.scheme.act.group == GroupShape::tensor()) q.static_acts = StaticActs{1, 0};
   const Status encoded = encode(format, module, q, spec.scheme.act).status();
   if (encoded.ok()) return q.scheme;
@@ -723,9 +724,9 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
     const auto view = [&](const Tensor& w) { return ConstTensorView(w.bytes.data(), w.dtype, {module.n, module.k}); };
     QuantizeSpec how{spec.scheme.weight, spec.clip_search};
     if (how.scheme.scale == DType::none) how.scheme.scale = scale_type(spec, original.dtype);
-    Result<QuantTensor> q = quantize(view(s == nullptr ? original : smoothed), how, options.executor);
+    Result<QuantTensor> q =
+        quantize_rows(view(s == nullptr ? original : smoothed), how, module.filter.value_or(Extent{}), options.executor);
     if (!q.ok()) return q.status().with_context(module.name);
-    q->filter = module.filter.value_or(Extent{});
     q->bias = std::move(bias);
     if (is_static) {
       std::optional<std::vector<float>> absmax;

@@ -12,8 +12,7 @@ RowDecoder::RowDecoder(const QuantTensor& q) : q_(q), group_of_(q.g_idx) {
   }
   if (!group_of_.empty()) return;
   group_of_.reserve(static_cast<std::size_t>(q.k));
-  for (std::int64_t k = 0; k < q.k; ++k)
-    group_of_.push_back(q.scheme.group.k == 0 ? 0 : static_cast<std::int32_t>(k / q.scheme.group.k));
+  for (std::int64_t k = 0; k < q.k; ++k) group_of_.push_back(static_cast<std::int32_t>(q.group_of(k)));
 }
 
 void RowDecoder::decode(std::int64_t n, float* out) const {

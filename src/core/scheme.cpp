@@ -12,6 +12,7 @@ namespace {
 std::string group_name(const GroupShape& g, char per_row) {
   if (g == GroupShape::tensor()) return "t";
   if (g == GroupShape::channel()) return std::string(1, per_row);
+  if (g.all_elements) return fmt::format("ci{}", g.k);
   if (g.n == 1) return fmt::format("g{}", g.k);
   return fmt::format("b{}x{}", g.n, g.k);
 }
@@ -43,11 +44,14 @@ std::optional<GroupShape> parse_group(std::string_view text, char per_row) {
   if (text == "t") return GroupShape::tensor();
   if (text.size() == 1 && text[0] == per_row) return GroupShape::channel();
   if (text.empty()) return std::nullopt;
+  const bool of_images = per_row == 'c' && text.starts_with("ci");
+  if (of_images) text.remove_prefix(1);
   const char kind = text[0];
   text.remove_prefix(1);
   if (text.empty()) return std::nullopt;
   auto first = take_number(text);
   if (!first) return std::nullopt;
+  if (of_images && text.empty()) return GroupShape::image_channels(*first);
   if (kind == 'g' && text.empty()) return GroupShape::group(*first);
   if (kind != 'b' || text.size() < 2 || text[0] != 'x') return std::nullopt;
   text.remove_prefix(1);
@@ -89,6 +93,8 @@ std::string WeightScheme::describe() const {
   text += fmt::format(", {} scales ", nibble::name(scale));
   if (group == GroupShape::tensor()) return text + "per tensor";
   if (group == GroupShape::channel()) return text + "per channel";
+  if (group.all_elements)
+    return text + fmt::format("per {} channels of the images, shared by all elements of the filter", group.k);
   if (group.n == 1) return text + fmt::format("per group of {}", group.k);
   return text + fmt::format("per {}×{} block", group.n, group.k);
 }
@@ -100,11 +106,11 @@ std::string Scheme::name() const {
 
 Result<Scheme> Scheme::parse(std::string_view text, DType scale) {
   auto bad = [&](std::string_view why) {
-    return error(
-        StatusCode::invalid_argument,
-        "'{}' is not a scheme: {}; write <codes><z|o|f|><t|c|gSIZE|bNxK>, for example u4zg128, u4b8g32, s8c or s8r_s8c, or "
-        "f32, f16 or bf16 for a weight that is not quantized",
-        shown(text), why);
+    return error(StatusCode::invalid_argument,
+                 "'{}' is not a scheme: {}; write <codes><z|o|f|><t|c|gSIZE|ciSIZE|bNxK>, for example u4zg128, u4b8g32, s8c or "
+                 "s8r_s8c, or "
+                 "f32, f16 or bf16 for a weight that is not quantized",
+                 shown(text), why);
   };
   Scheme scheme;
   std::string_view rest = text;
@@ -129,7 +135,7 @@ Result<Scheme> Scheme::parse(std::string_view text, DType scale) {
   scheme.weight.scale = scale;
   scheme.weight.zero = take_zero(rest, "zof");
   auto group = parse_group(rest, 'c');
-  if (!group) return bad("the group is not t, c, gSIZE or bNxK");
+  if (!group) return bad("the group is not t, c, gSIZE, ciSIZE or bNxK");
   scheme.weight.group = *group;
   return scheme;
 }

@@ -67,25 +67,6 @@ Result<std::vector<std::uint8_t>> unpack_nibbles(std::span<const std::uint8_t> b
   return caught();
 }
 
-Result<Tensor> repeat_for_filter(const Tensor& parameters, const Extent& filter, std::int64_t k) try {
-  const bool matrix = parameters.shape.size() == 2;
-  const std::int64_t rows = matrix ? parameters.shape[0] : 0, columns = matrix ? parameters.shape[1] : 0;
-  if (!matrix || filter.h < 1 || filter.w < 1 || columns > k / filter.h / filter.w)
-    return error(StatusCode::invalid_argument,
-                 "parameters of shape {} for all elements of a filter of {}x{} with K={}; they are [Co, groups of an element]",
-                 shape_text(parameters.shape), filter.h, filter.w, k);
-  const std::int64_t elements = filter.h * filter.w;
-  Tensor all(parameters.dtype, {rows, elements * columns});
-  const auto row_bytes = static_cast<std::size_t>(columns * bits(parameters.dtype) / 8);
-  std::byte* to = all.bytes.data();
-  for (std::int64_t row = 0; row < rows; ++row)
-    for (std::int64_t i = 0; i < elements && columns > 0; ++i)
-      to = std::copy_n(parameters.bytes.data() + static_cast<std::size_t>(row) * row_bytes, row_bytes, to);
-  return all;
-} catch (...) {
-  return caught();
-}
-
 Tensor::Tensor(DType t, std::vector<std::int64_t> dims) : dtype(t), shape(std::move(dims)) {
   bytes = zero_bytes<std::byte>(storage_bytes(dtype, static_cast<std::uint64_t>(numel())));
 }
@@ -140,6 +121,13 @@ Status check_weight(const WeightFacts& weight) {
   if (filter.h < 1 || filter.w < 1 || k % filter.h != 0 || k / filter.h % filter.w != 0)
     return bad("K={} is not a multiple of the {}x{} elements of the convolution's filter", k, filter.h, filter.w);
   if (scheme.group.n < 0 || scheme.group.k < 0) return bad("group shape {}x{} is negative", scheme.group.n, scheme.group.k);
+  if (const GroupShape& group = scheme.group; group.all_elements) {
+    const std::int64_t channels = k / (filter.h * filter.w);
+    if (group.n != 1 || group.k == 0 || channels % group.k != 0)
+      return bad("{} groups {} channels of the images, which have {} at each of the {}x{} elements of the filter: no multiple",
+                 scheme.name(), group.k, channels, filter.h, filter.w);
+    if (act_order) return bad("g_idx cannot be combined with {}, whose groups all elements of the filter share", scheme.name());
+  }
   if (scheme.is_dense() && scheme != WeightScheme::dense(scheme.codes))
     return bad("a dense weight of {} has no scales, zero points or groups; use the scheme '{}'", name(scheme.codes),
                name(scheme.codes));
@@ -231,8 +219,7 @@ float QuantTensor::value(std::int64_t row, std::int64_t col) const {
     case DType::bf16: return to_f32(load<bf16>(codes, row * k + col));
     default: break;
   }
-  const std::int64_t g = !g_idx.empty() ? g_idx[static_cast<std::size_t>(col)] : scheme.group.k == 0 ? 0 : col / scheme.group.k;
-  const std::int64_t at = (scheme.group.n == 0 ? 0 : row / scheme.group.n) * groups() + g;
+  const std::int64_t at = (scheme.group.n == 0 ? 0 : row / scheme.group.n) * groups() + group_of(col);
   const double q = code_value(scheme.codes, codes[static_cast<std::size_t>(row * k + col)]);
   const double s = scales.at(at);
   double w = q * s;

@@ -20,8 +20,8 @@ using storage::printable;
 // ---- The members of each struct, by name: a member that is added does not compile until it is listed here ----
 
 void members(GroupShape& value, auto&& visit) {
-  auto& [n, k] = value;
-  visit("n", n), visit("k", k);
+  auto& [n, k, all_elements] = value;
+  visit("n", n), visit("k", k), visit("all_elements", all_elements);
 }
 void members(WeightScheme& value, auto&& visit) {
   auto& [codes, zero, group, scale] = value;

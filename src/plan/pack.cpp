@@ -270,14 +270,49 @@ Status pack_on_host(const QuantTensor& q, const CodeSource& codes, PackedWeightD
   return for_each_block(q, rows, block_of(rows, layout), executor, pack_rows);
 }
 
-/// q without its codes, which are those of `codes`.
-Result<PackedWeight> pack_in(const QuantTensor& q, const CodeSource& codes, bool paired, const PackedWeight::Spec& spec,
+/// Parameters [rows, columns] of the first element of a filter, for so many elements: a copy for each.
+Tensor repeat_columns(const Tensor& t, std::int64_t elements) {
+  if (t.empty()) return {};
+  const std::size_t row_bytes = t.bytes.size() / static_cast<std::size_t>(t.shape[0]);
+  Tensor all(t.dtype, {t.shape[0], elements * t.shape[1]});
+  std::byte* to = all.bytes.data();
+  for (std::size_t row = 0; row < t.bytes.size(); row += row_bytes)
+    for (std::int64_t i = 0; i < elements; ++i) to = std::copy_n(t.bytes.data() + row, row_bytes, to);
+  return all;
+}
+
+/// The inverse: the parameters of the first of so many elements.
+Tensor first_columns(const Tensor& t, std::int64_t elements) {
+  if (t.empty()) return {};
+  Tensor first(t.dtype, {t.shape[0], t.shape[1] / elements});
+  const std::size_t row_bytes = first.bytes.size() / static_cast<std::size_t>(t.shape[0]);
+  for (std::size_t row = 0; row < first.bytes.size(); row += row_bytes)
+    std::copy_n(t.bytes.data() + row * static_cast<std::size_t>(elements), row_bytes, first.bytes.data() + row);
+  return first;
+}
+
+/// A weight whose parameters all elements of the filter share, without its codes, as layouts have it: groups are runs of K, each with
+/// parameters of its own. A record holds codes and parameters together, so that a kernel reads both from one place.
+QuantTensor with_runs(const QuantTensor& q) {
+  QuantTensor runs = q;
+  runs.codes.clear();
+  runs.scheme.group.all_elements = false;
+  runs.scales = repeat_columns(q.scales, q.filter.h * q.filter.w);
+  runs.zeros = repeat_columns(q.zeros, q.filter.h * q.filter.w);
+  return runs;
+}
+
+/// `given` without its codes, which are those of `codes`.
+Result<PackedWeight> pack_in(const QuantTensor& given, const CodeSource& codes, bool paired, const PackedWeight::Spec& spec,
                              const Packing& packing, const PackOptions& options) {
+  const bool all_elements = given.scheme.group.all_elements;
+  const QuantTensor runs = all_elements ? with_runs(given) : QuantTensor();
+  const QuantTensor& q = all_elements ? runs : given;
   const DType zero_type = q.zeros.dtype;
   const Layout* layout = packing.layout;
   auto packed = std::make_shared<PackedWeightData>();
   packed->layout = layout;
-  packed->scheme = q.scheme;
+  packed->scheme = given.scheme;
   packed->n = q.n;
   packed->k = q.k;
   packed->filter = q.filter;
@@ -451,7 +486,7 @@ Result<QuantTensor> unpack(const PackedWeight& weight) try {
   q.static_acts = packed.static_acts;
   q.act_limit = packed.act_limit;
   q.codes.resize(static_cast<std::size_t>(q.n * q.k * code_bytes(q.scheme.codes)));
-  const std::vector<std::int64_t> shape{q.scheme.group.rows(q.n), q.groups()};
+  const std::vector<std::int64_t> shape{q.scheme.group.rows(q.n), packed.groups()};
   if (!q.scheme.is_dense()) q.scales = Tensor(q.scheme.scale, shape);
   if (packed.zero_type != DType::none) q.zeros = Tensor(packed.zero_type, shape);
   if (!packed.perm.empty()) {
@@ -465,6 +500,10 @@ Result<QuantTensor> unpack(const PackedWeight& weight) try {
     packed.layout->unpack(on_host, q);
   } else {
     packed.layout->unpack(packed, q);
+  }
+  if (q.scheme.group.all_elements) {
+    q.scales = first_columns(q.scales, q.filter.h * q.filter.w);
+    q.zeros = first_columns(q.zeros, q.filter.h * q.filter.w);
   }
   if (packed.paired) unpair_rows(q);
   return q;

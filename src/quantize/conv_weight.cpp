@@ -4,6 +4,7 @@
 
 #include "core/sizes.hpp"
 #include "nibble/quantize.hpp"
+#include "quantize/quantize_rows.hpp"
 
 namespace nibble {
 
@@ -24,9 +25,7 @@ Result<QuantTensor> quantize_conv(const ConstTensorView& w, const QuantizeSpec& 
           const std::int64_t at = n * w.stride(0) + c * w.stride(1) + h * w.stride(2) + x * w.stride(3);
           std::memcpy(to, from + static_cast<std::size_t>(at) * width, width);
         }
-  NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, quantize({rows.bytes.data(), rows.dtype, {co, kh * kw * ci}}, spec, executor));
-  q.filter = {kh, kw};
-  return q;
+  return quantize_rows({rows.bytes.data(), rows.dtype, {co, kh * kw * ci}}, spec, {kh, kw}, executor);
 } catch (...) {
   return caught();
 }

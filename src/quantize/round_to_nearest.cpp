@@ -130,14 +130,18 @@ float round_offset(double x, DType dtype) {
   return dtype == DType::f16 ? to_f32(to_f16(f)) : dtype == DType::bf16 ? to_f32(to_bf16(f)) : f;
 }
 
-/// A part of the matrix that shares a scale.
+/// A part of the matrix that shares a scale: runs of channels, each in a row of its own, or all in one row, at one element of a filter each.
 template <class T>
 struct Piece {
   const T* first;
   std::int64_t stride, rows, cols;
   std::int64_t n, k;  // its first row and column
+  bool all_elements;
 
   const T* row(std::int64_t i) const { return first + i * stride; }
+  /// The row and the first column of run i.
+  std::int64_t n_of(std::int64_t i) const { return all_elements ? n : n + i; }
+  std::int64_t k_of(std::int64_t i) const { return all_elements ? k + i * stride : k; }
 };
 
 Status not_finite(float w, std::int64_t n, std::int64_t k) {
@@ -182,8 +186,13 @@ class Quantizer {
   template <class T>
   Status band(std::int64_t n, std::int64_t rows, const T* w, std::int64_t stride) const {
     const std::int64_t groups = q_.groups(), size = q_.scheme.group.k == 0 ? q_.k : q_.scheme.group.k;
+    const bool all_elements = q_.scheme.group.all_elements;
+    if (all_elements) {
+      rows = q_.filter.h * q_.filter.w;
+      stride = q_.k / rows;
+    }
     for (std::int64_t g = 0; g < groups; ++g) {
-      const Piece<T> piece{w + g * size, stride, rows, std::min(size, q_.k - g * size), n, g * size};
+      const Piece<T> piece{w + g * size, stride, rows, std::min(size, q_.k - g * size), n, g * size, all_elements};
       Range range = find_range(piece.first, piece.cols);
       for (std::int64_t i = 1; i < rows; ++i) {
         const Range other = find_range(piece.row(i), piece.cols);
@@ -193,7 +202,7 @@ class Quantizer {
       const std::optional<GroupCode> code = choose(piece, range);
       if (!code) return too_large(piece, range);
       for (std::int64_t i = 0; i < rows; ++i) {
-        std::uint8_t* codes = q_.codes.data() + (n + i) * q_.k + piece.k;
+        std::uint8_t* codes = q_.codes.data() + piece.n_of(i) * q_.k + piece.k_of(i);
         if (is_float_)
           encode_e4m3(piece.row(i), piece.cols, code->scale, codes);
         else
@@ -267,15 +276,16 @@ class Quantizer {
     const auto finite = [](T w) { return std::isfinite(to_f32(w)); };
     while (std::all_of(piece.row(i), piece.row(i) + piece.cols, finite)) ++i;
     const T* at = std::find_if_not(piece.row(i), piece.row(i) + piece.cols, finite);
-    return not_finite(to_f32(*at), piece.n + i, piece.k + (at - piece.row(i)));
+    return not_finite(to_f32(*at), piece.n_of(i), piece.k_of(i) + (at - piece.row(i)));
   }
 
   template <class T>
   Status too_large(const Piece<T>& piece, Range range) const {
     return error(StatusCode::invalid_argument,
                  "w[{}{},{}..{}] reaches from {:g} to {:g}, too much for {} codes with a scale of type {}; {}", piece.n,
-                 piece.rows == 1 ? "" : fmt::format("..{}", piece.n + piece.rows - 1), piece.k, piece.k + piece.cols - 1,
-                 range.low, range.high, name(q_.scheme.codes), name(spec_.scheme.scale),
+                 piece.rows == 1 || piece.all_elements ? "" : fmt::format("..{}", piece.n + piece.rows - 1), piece.k,
+                 piece.k_of(piece.rows - 1) + piece.cols - 1, range.low, range.high, name(q_.scheme.codes),
+                 name(spec_.scheme.scale),
                  spec_.scheme.scale == DType::f16 ? "use bf16 or f32 scales" : "scale the weights down");
   }
 
@@ -288,7 +298,7 @@ class Quantizer {
   const float bias_, top_, middle_;
 };
 
-Status check(const ConstTensorView& w, const QuantizeSpec& spec) {
+Status check(const ConstTensorView& w, const QuantizeSpec& spec, const Extent& filter) {
   NIBBLE_RETURN_IF_ERROR(check_float_matrix(w));
   const WeightScheme& scheme = spec.scheme;
   if (scheme.is_dense() && scheme != WeightScheme::dense(scheme.codes))
@@ -318,6 +328,12 @@ Status check(const ConstTensorView& w, const QuantizeSpec& spec) {
   if (shape.n < 0 || shape.k < 0 || (shape.n == 0 && shape.k != 0))
     return error(StatusCode::invalid_argument,
                  "a scale cannot be shared by {}×{} weights; use a tensor, a channel, a group or a block", shape.n, shape.k);
+  const std::int64_t elements = shape.all_elements ? filter.h * filter.w : 1, channels = w.dim(1) / elements;
+  if (elements > 1 && channels % shape.k != 0)
+    return error(StatusCode::invalid_argument,
+                 "{} channels of the images are not a multiple of the group size {}; choose a divisor of them, or one scale per "
+                 "channel",
+                 channels, shape.k);
   if (shape.n == 1 && shape.k > 0 && w.dim(1) % shape.k != 0)
     return error(StatusCode::invalid_argument,
                  "K={} is not a multiple of the group size {}; choose a divisor of K, or one scale per channel", w.dim(1),
@@ -327,10 +343,12 @@ Status check(const ConstTensorView& w, const QuantizeSpec& spec) {
 
 }  // namespace
 
-Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor) try {
+Result<QuantTensor> quantize_rows(const ConstTensorView& w, const QuantizeSpec& spec, const Extent& filter,
+                                  Executor* executor) try {
   NIBBLE_RETURN_IF_ERROR(check_environment());
-  NIBBLE_RETURN_IF_ERROR(check(w, spec));
+  NIBBLE_RETURN_IF_ERROR(check(w, spec, filter));
   QuantTensor q;
+  q.filter = filter;
   q.scheme = spec.scheme;
   q.n = w.dim(0);
   q.k = w.dim(1);
@@ -370,6 +388,10 @@ Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec,
   return q;
 } catch (...) {
   return caught();
+}
+
+Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor) {
+  return quantize_rows(w, spec, {}, executor);
 }
 
 namespace {

@@ -245,10 +245,10 @@ class ConvInvariance : public OfConv {};
 
 ImageLayout layout_of(std::uint64_t bit) { return bit % 2 == 0 ? ImageLayout::nchw : ImageLayout::nhwc; }
 
-QuantTensor conv_weight(const WeightScheme& scheme, const ConvGeometry& g, std::uint64_t seed, bool bias) {
-  QuantTensor q = random_weight(scheme, g.out_channels, g.k(), seed, {.bias = bias});
-  q.filter = g.filter;
-  return q;
+/// Groups of image channels that do not divide them are runs of K instead.
+QuantTensor conv_weight(WeightScheme scheme, const ConvGeometry& g, std::uint64_t seed, bool bias) {
+  if (scheme.group.all_elements) scheme.group.all_elements = g.group_inputs() % scheme.group.k == 0;
+  return random_weight(scheme, g.out_channels, g.k(), seed, {.bias = bias, .filter = g.filter});
 }
 
 /// A factor for each channel of a group.
@@ -264,12 +264,14 @@ const std::vector<WeightScheme>& schemes() {
                                                   {DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16},
                                                   {DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32},
                                                   {DType::u4, ZeroKind::offset, GroupShape::group(16), DType::f16},
+                                                  {DType::u4, ZeroKind::offset, GroupShape::image_channels(8), DType::f16},
                                                   {DType::u8, ZeroKind::integer, GroupShape::channel(), DType::bf16},
                                                   {DType::u4b8, ZeroKind::none, GroupShape::channel(), DType::f16},
                                                   {DType::s8, ZeroKind::none, GroupShape::tensor(), DType::f32},
                                                   {DType::u4b8, ZeroKind::none, GroupShape::group(64), DType::f16},
                                                   {DType::u4, ZeroKind::integer, GroupShape::group(128), DType::bf16},
                                                   {DType::u8, ZeroKind::integer, GroupShape::group(128), DType::f16},
+                                                  {DType::u4, ZeroKind::offset, GroupShape::image_channels(32), DType::bf16},
                                                   {DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32},
                                                   {DType::e2m1, ZeroKind::none, GroupShape::group(32), DType::e8m0}};
   return kSchemes;

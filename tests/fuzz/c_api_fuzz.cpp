@@ -169,7 +169,7 @@ void make_matrix(Choices& choices, Maker& maker, QTensor& q) {
   };
   static constexpr Kind kKinds[] = {{"u4zg16", 1, 16, NIB_U8},   {"u4b8g32", 1, 32, NIB_NONE}, {"s8c", 1, 0, NIB_NONE},
                                     {"u8b128t", 0, 0, NIB_NONE}, {"e4m3b8x8", 8, 8, NIB_NONE}, {"u4og16", 1, 16, NIB_F32},
-                                    {"u3b4c", 1, 0, NIB_NONE},   {"s8zg16", 1, 16, NIB_S8}};
+                                    {"u3b4c", 1, 0, NIB_NONE},   {"s8zg16", 1, 16, NIB_S8},    {"u4oci8", 1, 8, NIB_F32}};
   const Kind& kind = choices.of(kKinds);
   nib_qtensor_desc& d = desc.value;
   d.scheme = choices.byte() < 0xf0 ? kind.scheme : maker.text({"u4zg128", "s8r_s8c"});
@@ -194,7 +194,6 @@ void make_matrix(Choices& choices, Maker& maker, QTensor& q) {
   if ((parts & 0xa0) == 0xa0) d.act_zero = maker.maybe(choices.raw<std::int32_t>());
   if ((parts & 0xc0) == 0xc0) d.act_limit = maker.maybe(choices.raw<float>());
   if (choices.byte() >= 0xc0) d.filter_height = maker.number(), d.filter_width = maker.number();
-  if (choices.byte() >= 0xc0) d.repeat_for_filter = 1;
   if (const std::uint8_t order = choices.byte(); order >= 0xc0) {
     d.nibble_order = order % 4;
     d.codes = maker.view(NIB_U8, {d.n, (d.k + 1) / 2});

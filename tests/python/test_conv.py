@@ -187,7 +187,7 @@ def test_jax(rng):
     assert type(y).__module__.startswith("jax") and np.array_equal(np.asarray(y), w.conv(x, padding=1))
 
 
-@pytest.mark.parametrize(("scheme", "quantize"), [("u4zg16", ""), ("u4b8g32", "s8g32"), ("s8c", "s8r")])
+@pytest.mark.parametrize(("scheme", "quantize"), [("u4zg16", ""), ("u4oci16", ""), ("u4b8g32", "s8g32"), ("s8c", "s8r")])
 def test_verify_conv(rng, scheme, quantize):
     q = nibble.quantize_conv(rng.standard_normal((24, 32, 3, 3), dtype=np.float32), scheme)
     for options in ({}, {"stride": 2, "padding": (1, 0, 2, 1), "dilation": (1, 2), "channels_last": True}):
@@ -203,8 +203,14 @@ def test_codes_two_to_a_byte_and_scales_of_all_elements(rng, order):
     scales, offsets = rng.uniform(0.1, 1, (24, 2)).astype(np.float32), rng.standard_normal((24, 2)).astype(np.float32)
     first, second = codes[:, ::2], codes[:, 1::2]
     packed = first | second << 4 if order == "low_first" else first << 4 | second
-    q = nibble.QuantTensor("u4og8", packed, scales, offsets, filter=(3, 3), nibble_order=order, repeat_for_filter=True)
-    assert q == nibble.QuantTensor("u4og8", codes, np.tile(scales, 9), np.tile(offsets, 9), filter=(3, 3))
+    q = nibble.QuantTensor("u4oci8", packed, scales, offsets, filter=(3, 3), nibble_order=order)
+    runs = nibble.QuantTensor("u4og8", codes, np.tile(scales, 9), np.tile(offsets, 9), filter=(3, 3))
+    assert q.scheme == "u4oci8" and q.scales.shape == q.zeros.shape == (24, 2)
+    assert (nibble.pack(q).dequantize() == nibble.pack(runs).dequantize()).all()
+    with pytest.raises(nibble.InvalidArgument, match=r"scales has shape \[24,18\], expected \[24,2\]"):
+        nibble.QuantTensor("u4oci8", codes, np.tile(scales, 9), np.tile(offsets, 9), filter=(3, 3))
+    report = nibble.verify_conv(q, (9, 11))
+    assert report and report.round_trip
     for wrong, reason in (({"nibble_order": "big"}, "neither low_first nor high_first"), ({"nibble_order": order, "k": 3}, "that takes")):
         with pytest.raises(nibble.InvalidArgument, match=reason):
             nibble.QuantTensor("u4og8", packed, scales, offsets, **wrong)

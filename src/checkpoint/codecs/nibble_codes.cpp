@@ -1,7 +1,7 @@
 // nibble's own form, for what no other program's form holds: float offsets and float zero points beside codes of 2 to 8 bits.
 //
 //   weight_codes   s32  [N, ⌈K·b/32⌉]  row n is the stream of its codes, the first one in the lowest bits
-//   weight_scale   f16  [rows, G]      or bf16, f32; rows and G as the scheme's group divides N and K
+//   weight_scale   f16  [rows, G]      or bf16, f32; rows and G as the scheme's group divides N and K, or of "ci" Ci/groups
 //   weight_zero    u8   [rows, G]      "z": integer zero points; s8 where codes are; "f": f16, bf16 or f32
 //   weight_offset  f16  [rows, G]      "o": or bf16, f32
 //   weight_scheme  u8   [length]       the scheme's name in ASCII, "u4og32": what shapes do not show
@@ -61,7 +61,8 @@ Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) 
   NIBBLE_RETURN_IF_ERROR(read_weight_shape(tensors, m));
   const std::int64_t words = words_of(Packing::dense, bits(m.scheme.codes), m.k);
   NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight_codes", {DType::s32}, {m.n, words}));
-  const std::int64_t rows = m.scheme.group.rows(m.n), groups = m.scheme.group.cols(m.k);
+  const Extent filter = m.filter.value_or(Extent{});
+  const std::int64_t rows = m.scheme.group.rows(m.n), groups = m.scheme.group.cols(m.k, filter.h * filter.w);
   NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight_scale", kFloats, {rows, groups}));
   const std::string_view zeros = zeros_suffix(m.scheme.zero);
   if (m.scheme.zero == ZeroKind::integer)
@@ -111,7 +112,7 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
 }
 
 Result<std::vector<EncodedTensor>> encode(const QuantTensor& q, const ActScheme& act, bool conv) {
-  NIBBLE_RETURN_IF_ERROR(check_writable(kName, q, FloatZeros::held));
+  NIBBLE_RETURN_IF_ERROR(check_writable(kName, q, FloatZeros::held, GroupsOfImages::held));
   NIBBLE_RETURN_IF_ERROR(check_weight_only(kName, q, act));
   const auto refuse = [&](std::string_view why) {
     return error(StatusCode::unsupported, "{} cannot hold {} [{},{}]: {}", kName, q.scheme.name(), q.n, q.k, why);

@@ -296,11 +296,13 @@ GroupIndex inspect_g_idx(const ConstTensorView& view, const GroupShape& group, s
   return index;
 }
 
-Status check_writable(std::string_view format, const QuantTensor& q, FloatZeros float_zeros) {
+Status check_writable(std::string_view format, const QuantTensor& q, FloatZeros float_zeros, GroupsOfImages groups_of_images) {
   NIBBLE_RETURN_IF_ERROR(q.validate());
   const auto refuse = [&](std::string_view why) {
     return error(StatusCode::unsupported, "{} cannot hold {}: {}", format, q.scheme.name(), why);
   };
+  if (q.scheme.group.all_elements && groups_of_images == GroupsOfImages::lacking)
+    return refuse("its scales are per run of K; nibble-codes holds scales that all elements of a filter share");
   if (q.scale2) return refuse("it has no second-level scale");
   if (!q.prescale.empty()) return refuse("it has no activation pre-scale; fold it into the previous layer");
   if (q.act_limit) return refuse(fmt::format("it has no place for the limit {} of the activations", *q.act_limit));

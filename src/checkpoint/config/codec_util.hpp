@@ -114,8 +114,11 @@ GroupIndex inspect_g_idx(const ConstTensorView& view, const GroupShape& group, s
 
 /// Whether a format holds float offsets and float zero points.
 enum class FloatZeros : std::uint8_t { lacking, held };
+/// Whether a format holds scales that all elements of a filter share.
+enum class GroupsOfImages : std::uint8_t { lacking, held };
 /// q is valid and has nothing that all written formats lack: second-level scales, activation pre-scales and limits.
-Status check_writable(std::string_view format, const QuantTensor& q, FloatZeros float_zeros = FloatZeros::lacking);
+Status check_writable(std::string_view format, const QuantTensor& q, FloatZeros float_zeros = FloatZeros::lacking,
+                      GroupsOfImages groups_of_images = GroupsOfImages::lacking);
 /// For formats that hold weights only: activations are not quantized.
 Status check_weight_only(std::string_view format, const QuantTensor& q, const ActScheme& act);
 /// Codes of 8 bits as they are, [N,K].

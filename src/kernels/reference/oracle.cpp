@@ -230,11 +230,11 @@ Expected finish(const EpilogueSpec& spec, const Operands& args, std::int64_t m, 
 
 /// The group along K of position k, and the index of its scale and zero.
 std::int64_t group_of(const WeightArrays& w, std::int64_t k) {
-  return w.group_of != nullptr ? w.group_of[k] : w.scheme.group.k == 0 ? 0 : k / w.scheme.group.k;
+  return w.group_of != nullptr ? w.group_of[k] : w.scheme.group.k == 0 ? 0 : k / w.scheme.group.k % w.groups;
 }
 std::int64_t scale_index(const WeightArrays& w, std::int64_t n, std::int64_t k) {
   const GroupShape& group = w.scheme.group;
-  return (group.n == 0 ? 0 : n / group.n) * group.cols(w.k) + group_of(w, k);
+  return (group.n == 0 ? 0 : n / group.n) * w.groups + group_of(w, k);
 }
 
 /// |q|·s + |z|·s: the magnitude behind W[n,k] when the two products are computed separately. Codes count from 0, the bias is part of z;
@@ -390,6 +390,7 @@ WeightArrays arrays_of(const QuantTensor& q) {
   w.n = q.n;
   w.k = q.k;
   w.codes = q.codes.data();
+  w.groups = q.groups();
   w.scales = q.scales.bytes.data();
   w.zeros = q.zeros.empty() ? nullptr : q.zeros.bytes.data();
   w.zero_type = q.zeros.dtype;

@@ -17,11 +17,12 @@ struct WeightArrays {
   WeightScheme scheme;
   std::int64_t n = 0, k = 0;
   const std::uint8_t* codes = nullptr;  // [N,K]
+  std::int64_t groups = 1;              // along K: columns of scales
   const std::byte* scales = nullptr;    // [rows,groups] of scheme.scale
   const std::byte* zeros = nullptr;     // of zero_type
   DType zero_type = DType::none;
   double scale2 = 1.0;
-  const std::int32_t* group_of = nullptr;    // g_idx; null: k / group
+  const std::int32_t* group_of = nullptr;    // g_idx; null: k / group modulo groups
   const std::int32_t* channel_of = nullptr;  // position k holds input channel channel_of[k]; null: in order
   const Tensor* prescale = nullptr;
   std::optional<StaticActs> static_acts;

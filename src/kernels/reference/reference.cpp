@@ -16,7 +16,8 @@ WeightArrays arrays_of(const PackedWeightData& packed) {
   w.scheme = packed.scheme;
   w.n = packed.n;
   w.k = packed.k;
-  const auto scale_count = static_cast<std::uint64_t>(w.scheme.group.rows(w.n) * w.scheme.group.cols(w.k));
+  w.groups = packed.groups();
+  const auto scale_count = static_cast<std::uint64_t>(w.scheme.group.rows(w.n) * w.groups);
   w.codes = reinterpret_cast<const std::uint8_t*>(packed.bytes.data());
   w.scales = packed.bytes.data() + w.n * w.k * code_bytes(w.scheme.codes);
   w.zeros = w.scales + storage_bytes(w.scheme.scale, scale_count);

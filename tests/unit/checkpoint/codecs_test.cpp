@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -114,14 +115,18 @@ TEST(Codecs, NibbleCodesRoundTrip) {
 }
 
 TEST(Codecs, NibbleCodesHoldConvolutions) {
-  QuantTensor q = random_weight(scheme("u4og16"), 8, 9 * 32, 1);
-  q.filter = {3, 3};
-  auto tensors = format("nibble-codes").encode_conv(q, {});
-  ASSERT_TRUE(tensors.ok()) << tensors.status().message();
-  std::vector<Note> notes;
-  const auto back = MemoryModule{*std::move(tensors), {}}.read(notes);
-  ASSERT_TRUE(back.ok()) << back.status().message();
-  EXPECT_TRUE(*back == q);
+  for (const char* name : {"u4og16", "u4oci16", "u4b8ci32"}) {
+    const QuantTensor q = random_weight(scheme(name), 8, 9 * 32, 1, {.filter = {3, 3}});
+    auto tensors = format("nibble-codes").encode_conv(q, {});
+    ASSERT_TRUE(tensors.ok()) << tensors.status().message();
+    const auto scales = std::ranges::find(*tensors, "weight_scale", [](const auto& tensor) { return tensor.suffix; });
+    ASSERT_NE(scales, tensors->end());
+    EXPECT_EQ(scales->tensor.shape, q.scales.shape);  // one for all elements
+    std::vector<Note> notes;
+    const auto back = MemoryModule{*std::move(tensors), {}}.read(notes);
+    ASSERT_TRUE(back.ok()) << back.status().message();
+    EXPECT_TRUE(*back == q) << name;
+  }
 }
 
 TEST(Codecs, IntQuantizedRoundTrips) {
@@ -217,6 +222,7 @@ TEST(Codecs, NibbleCodesRefuse) {
   expect_refusal("nibble-codes", random_weight(scheme("u4og32"), 8, 64, 1, {.act_order = true}), "no act-order");
   expect_refusal("nibble-codes", random_weight(scheme("u4og32"), 8, 64, 1, {.prescale = true}), "pre-scale");
   expect_refusal("awq", random_weight(scheme("u4og32"), 8, 64, 1), "nibble-codes holds floats");
+  expect_refusal("gptq", random_weight(scheme("u4b8ci32"), 8, 64, 1), "nibble-codes holds scales that all elements");
 }
 
 TEST(Codecs, WriteRefusesWhatItCannotHold) {

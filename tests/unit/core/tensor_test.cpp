@@ -1,4 +1,4 @@
-// Codes of 4 bits and parameters of convolutions in the forms that other programs keep them in.
+// Codes of 4 bits in the forms that other programs keep them in, and groups that all elements of a filter share.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/row_decoder.hpp"
 #include "nibble/tensor.hpp"
 
 namespace nibble {
@@ -122,17 +123,43 @@ TEST(Trtllm, RefusesOtherSizes) {
   EXPECT_EQ(unpack_trtllm(bytes, -4, 64, 4, TrtllmLayout::interleaved).status().code(), StatusCode::invalid_argument);
 }
 
-TEST(RepeatForFilter, CopiesTheGroupsOfAnElement) {
-  Tensor scales(DType::f32, {2, 2});
-  for (std::int64_t i = 0; i < 4; ++i) scales.set(i, static_cast<float>(i + 1));
-  const auto all = repeat_for_filter(scales, {1, 3}, 12);
-  ASSERT_TRUE(all.ok()) << all.status().message();
-  EXPECT_THAT(all->shape, ElementsAre(2, 6));
-  EXPECT_THAT(std::vector<float>(all->as<float>(), all->as<float>() + 12), ElementsAre(1, 2, 1, 2, 1, 2, 3, 4, 3, 4, 3, 4));
-  EXPECT_EQ(repeat_for_filter(scales, {1, 1}, 2).value(), scales);
-  for (const Extent& filter : {Extent{0, 3}, {1, 7}, {kMaxSize, kMaxSize}, {-1, -1}})
-    EXPECT_THAT(repeat_for_filter(scales, filter, 12).status().message(), HasSubstr("shape [2,2] for all elements of a filter"));
-  EXPECT_EQ(repeat_for_filter(Tensor(DType::f32, {4}), {1, 3}, 12).status().code(), StatusCode::invalid_argument);
+/// W[1,12]: a filter of 1×3 on images of 4 channels, in two groups.
+QuantTensor filter_of_images() {
+  QuantTensor q;
+  q.scheme = Scheme::parse("u4oci2", DType::f32)->weight;
+  q.n = 1;
+  q.k = 12;
+  q.filter = {1, 3};
+  q.codes.assign(12, 1);
+  q.scales = q.zeros = Tensor(DType::f32, {1, 2});
+  for (std::int64_t g = 0; g < 2; ++g) q.scales.set(g, static_cast<float>(g + 1)), q.zeros.set(g, 10.0f);
+  return q;
+}
+
+TEST(GroupsOfImages, AreThoseOfEveryElementOfTheFilter) {
+  const QuantTensor q = filter_of_images();
+  ASSERT_TRUE(q.validate().ok()) << q.validate().message();
+  EXPECT_EQ(q.groups(), 2);
+  const RowDecoder decoder(q);
+  std::vector<float> row(12);
+  decoder.decode(0, row.data());
+  for (std::int64_t k = 0; k < 12; ++k) {
+    EXPECT_EQ(q.group_of(k), k % 4 / 2) << k;
+    EXPECT_EQ(q.value(0, k), k % 4 < 2 ? 11.0f : 12.0f) << k;
+    EXPECT_EQ(row[static_cast<std::size_t>(k)], q.value(0, k)) << k;
+  }
+}
+
+TEST(GroupsOfImages, DivideTheChannelsOfTheImages) {
+  QuantTensor q = filter_of_images();
+  q.scheme.group.k = 3;
+  EXPECT_THAT(q.validate().message(), HasSubstr("u4oci3 groups 3 channels of the images, which have 4 at each of the 1x3"));
+  q = filter_of_images();
+  q.scales = Tensor(DType::f32, {1, 6});  // a copy for each element
+  EXPECT_THAT(q.validate().message(), HasSubstr("scales has shape [1,6]"));
+  q = filter_of_images();
+  q.g_idx.assign(12, 0);
+  EXPECT_THAT(q.validate().message(), HasSubstr("g_idx cannot be combined with u4oci2"));
 }
 
 }  // namespace

@@ -79,8 +79,9 @@ TEST(Scheme, NamesRoundTrip) {
     ASSERT_TRUE(parsed.ok()) << weight.name() << ": " << parsed.status().message();
     EXPECT_EQ(parsed->weight, weight);
   }
-  for (const char* text : {"u4zg128", "u4b8g32", "s8c", "e4m3b128x128", "s8r_s8c", "s8t_s8t", "s8g128_u4zg128", "s8zg128_u4zg128",
-                           "s8zg256_s8c", "s8og32_u4zg32", "s8or_u4og32", "u4fg64", "u8b128t", "f32", "f16", "bf16"}) {
+  for (const char* text :
+       {"u4zg128", "u4b8g32", "s8c", "e4m3b128x128", "s8r_s8c", "s8t_s8t", "s8g128_u4zg128", "s8zg128_u4zg128", "s8zg256_s8c",
+        "s8og32_u4zg32", "s8or_u4og32", "u4oci32", "s8og32_u4b8ci32", "u4fg64", "u8b128t", "f32", "f16", "bf16"}) {
     const auto parsed = Scheme::parse(text);
     ASSERT_TRUE(parsed.ok()) << text << ": " << parsed.status().message();
     EXPECT_EQ(parsed->name(), text);
@@ -88,8 +89,9 @@ TEST(Scheme, NamesRoundTrip) {
 }
 
 TEST(Scheme, BadNamesSayWhy) {
-  for (const char* text : {"", "u4", "x4g128", "u4g0", "u4g-1", "u4gx", "u4b128", "u4zg128x", "f32c", "s8q_s8c", "s8r_", "_s8c",
-                           "u4zg99999999999", "f64", "bf16g128", "s8r_bf16", "bf16_s8c"}) {
+  for (const char* text : {"",         "u4",         "x4g128", "u4g0",     "u4g-1",           "u4gx",    "u4b128", "u4zg128x",
+                           "f32c",     "s8q_s8c",    "s8r_",   "_s8c",     "u4zg99999999999", "u4ci",    "u4ci0",  "u4i32",
+                           "u4ci32x4", "s8ci32_s8c", "f64",    "bf16g128", "s8r_bf16",        "bf16_s8c"}) {
     const auto parsed = Scheme::parse(text);
     ASSERT_FALSE(parsed.ok()) << text;
     EXPECT_THAT(parsed.status().message(), HasSubstr("for example u4zg128")) << text;
@@ -99,6 +101,9 @@ TEST(Scheme, BadNamesSayWhy) {
 TEST(Scheme, DescribesItself) {
   EXPECT_EQ(Scheme::parse("u4zg128")->weight.describe(),
             "4-bit unsigned codes, integer zero points, f16 scales per group of 128");
+  EXPECT_EQ(
+      Scheme::parse("u4oci32")->weight.describe(),
+      "4-bit unsigned codes, float offsets, f16 scales per 32 channels of the images, shared by all elements of the filter");
   EXPECT_EQ(Scheme::parse("bf16")->weight.describe(), "16-bit floats, not quantized");
 }
 

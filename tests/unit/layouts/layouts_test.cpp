@@ -46,6 +46,39 @@ TEST(Layouts, RoundTripOfEverySchemeAndAwkwardShapes) {
     EXPECT_GE(held[layout], layout == &kGpuRowsLayout ? 15 : 50) << layout->name;  // of dense weights alone
 }
 
+/// Layouts have parameters of each element of a filter; packed and unpacked they are one again, however they were packed.
+TEST(Layouts, RoundTripOfGroupsThatElementsShare) {
+  std::uint64_t seed = 0;
+  for (const Layout* layout : layout_table())
+    for (const ZeroKind zero : {ZeroKind::none, ZeroKind::integer, ZeroKind::offset}) {
+      const DType codes = zero == ZeroKind::none ? DType::u4b8 : DType::u4;
+      const WeightScheme shared{codes, zero, GroupShape::image_channels(16), DType::f16};
+      const QuantTensor q = random_weight(shared, 35, 3 * 2 * 48, ++seed, {.bias = true, .filter = {3, 2}});
+      if (!refusal(*layout, q.scheme, q.zeros.dtype, q.k).empty()) continue;
+      const PackOptions options{.layout = std::string(layout->name)};
+      const auto packed = pack(q, options);
+      ASSERT_TRUE(packed.ok()) << packed.status().message();
+      EXPECT_EQ(packed->scheme(), q.scheme);
+      const auto back = unpack(*packed);
+      ASSERT_TRUE(back.ok()) << back.status().message();
+      EXPECT_TRUE(*back == q) << layout->name << " " << q.scheme.name();
+
+      QuantTensor runs = q;  // the same weight with a copy of the parameters for each element
+      runs.scheme.group.all_elements = false;
+      for (Tensor QuantTensor::*field : {&QuantTensor::scales, &QuantTensor::zeros}) {
+        const Tensor& one = q.*field;
+        if (one.empty()) continue;
+        Tensor& all = runs.*field = Tensor(one.dtype, {35, 18});
+        const std::size_t width = static_cast<std::size_t>(bits(one.dtype) / 8);
+        for (std::size_t i = 0; i < 35 * 18; ++i)
+          std::copy_n(one.bytes.data() + (i / 18 * 3 + i % 3) * width, width, all.bytes.data() + i * width);
+      }
+      const auto of_runs = pack(runs, options);
+      ASSERT_TRUE(of_runs.ok()) << of_runs.status().message();
+      EXPECT_TRUE(std::ranges::equal(packed->bytes(), of_runs->bytes())) << layout->name << " " << q.scheme.name();
+    }
+}
+
 /// The bytes of a packed weight do not depend on what its memory held before, those of padding included.
 TEST(Layouts, EveryByteOfACpuLayoutIsWritten) {
   for (const Layout* layout : {&kTile16Layout, &kTile32Layout})

@@ -77,6 +77,9 @@ TEST(PackedFile, RoundTripOfEverySchemeInEveryLayout) {
                              packed(q, LinearSpec{}, {.layout = std::string(layout->name)}));
         originals.push_back(std::move(q));
       }
+  const WeightScheme images{DType::u4, ZeroKind::offset, GroupShape::image_channels(16), DType::f16};
+  originals.push_back(random_weight(images, 33, 3 * 48, ++seed, {.filter = {3, 1}}));
+  weights.emplace_back("images", packed(originals.back(), LinearSpec{}));
   ASSERT_GT(weights.size(), 200u);
   ASSERT_TRUE(save_packed(scratch / "all.nibble", weights).ok());
 

@@ -109,6 +109,50 @@ TEST(Quantize, OffsetsCoverTheRangeOfTheirGroup) {
       }
 }
 
+// All elements of a filter at the channels of a group have one range: that of the same weights side by side in one group.
+TEST(Quantize, GroupsOfImagesAreThoseOfWeightsSideBySide) {
+  const std::int64_t n = 5, channels = 24, elements = 6, size = 8, k = channels * elements;
+  const std::vector<float> w = gaussian(n * k);  // [Co,C,2,3]
+  std::vector<float> together;
+  for (std::int64_t row = 0; row < n; ++row)
+    for (std::int64_t g = 0; g < channels / size; ++g)
+      for (std::int64_t e = 0; e < elements; ++e)
+        for (std::int64_t c = g * size; c < (g + 1) * size; ++c)
+          together.push_back(w[static_cast<std::size_t>((row * channels + c) * elements + e)]);
+  for (const char* name : {"u4oci8", "u4zci8", "u4b8ci8", "s8ci8", "e4m3ci8"})
+    for (const bool search : {false, true}) {
+      if (search && name == std::string_view("e4m3ci8")) continue;
+      QuantizeSpec spec{Scheme::parse(name)->weight, search};
+      const auto q = quantize_conv({w.data(), {n, channels, 2, 3}}, spec);
+      ASSERT_TRUE(q.ok()) << q.status().message();
+      ASSERT_TRUE(q->validate().ok()) << q->validate().message();
+      EXPECT_EQ(q->scheme.name(), name);
+      EXPECT_EQ(q->filter, (Extent{2, 3}));
+      spec.scheme.group = GroupShape::group(static_cast<std::int32_t>(size * elements));
+      const auto plain = quantize({together.data(), {n, k}}, spec);
+      ASSERT_TRUE(plain.ok());
+      EXPECT_EQ(q->scales, plain->scales);
+      EXPECT_EQ(q->zeros, plain->zeros);
+      for (std::int64_t i = 0; i < n * k; ++i) {
+        const std::int64_t c = i % channels, e = i % k / channels;
+        const std::int64_t at = i / k * k + (c / size * elements + e) * size + c % size;
+        ASSERT_EQ(q->codes[static_cast<std::size_t>(i)], plain->codes[static_cast<std::size_t>(at)]) << name << " " << i;
+      }
+    }
+}
+
+TEST(Quantize, GroupsOfImagesSayWhereAndWhy) {
+  std::vector<float> w(2 * 4 * 6, 1.0f);
+  const auto refused = [&](const char* scheme) {
+    return std::string(quantize_conv({w.data(), {2, 4, 2, 3}}, scheme).status().message());
+  };
+  EXPECT_THAT(refused("u4zci3"), HasSubstr("4 channels of the images are not a multiple of the group size 3"));
+  w[static_cast<std::size_t>((4 + 2) * 6 + 5)] = NAN;  // [1,2,1,2], the last element of the filter
+  EXPECT_EQ(refused("u4zci2"), "w[1,22] is NaN; only finite weights can be quantized");
+  w[static_cast<std::size_t>((4 + 2) * 6 + 5)] = 1e7f;
+  EXPECT_THAT(refused("u4zci2"), HasSubstr("w[1,2..23] reaches from 1 to 1e+07"));
+}
+
 // A code is right when no other is nearer; of two that are as near, the even one is.
 TEST(Quantize, E4m3IsTheNearestCode) {
   const std::int64_t n = 20, k = 72;

@@ -80,7 +80,7 @@ Result<PackedExperts> pack_experts(std::int64_t count, const std::function<Resul
 Result<PackedExperts> experts_of(std::vector<PackedWeight> weights);
 
 /// Which rows of A go through which expert. In the memory of the experts. In device memory they are not checked: rows beyond those of A are
-/// not read, and what offsets and counts say beyond them is left out.
+/// not read, what offsets and counts say beyond them is left out, and ids outside 0 … E − 1 are none.
 struct ExpertRows {
   /// s32 [E+1], rising from 0 to R: rows offsets[e] … offsets[e+1] − 1 of A [R,K] and D [R,N] are expert e's.
   ConstTensorView offsets = {};
@@ -88,19 +88,24 @@ struct ExpertRows {
   ConstTensorView counts = {};
   /// s32 [R], with offsets: row i of the sorted order is row rows[i] of A, which may have any number of rows, and row i of D. Of a float A.
   ConstTensorView rows = {};
+  /// s32 [T,top_k], alone: pair (t,j) is row t·top_k + j of D [T·top_k,N], and expert ids[t,j]'s; of −1, no expert, that row becomes zeros. A
+  /// is [T,K], or has a row for each pair. Of a float A. Nothing is to be sorted: an expert's only row is read and written where it lies.
+  ConstTensorView ids = {};
 };
 
 /// D = epilogue(A · W_eᵀ), where each row has its expert e.
 class GroupedPlan {
  public:
   /// spec: of an expert; m_max is the most rows of all experts together. Of the operands of its epilogue, those with a row for each of A's
-  /// are taken (row_scale, gate, residual, and scales and zero points of a quantized A), with counts for each of the E·R, and biases are the
-  /// experts' own.
+  /// are taken (row_scale, gate, residual, and scales and zero points of a quantized A), with counts for each of the E·R, with ids for each
+  /// pair, and biases are the experts' own.
   /// Errors: as Plan::linear; unsupported for other operands.
   static Result<GroupedPlan> make(const PackedExperts& experts, const LinearSpec& spec, const PlanOptions& options = {});
 
   /// Bytes of scratch memory that run() needs; any alignment will do.
   std::size_t workspace_bytes() const;
+  /// The same for a run with ExpertRows::ids, which gathers rows there and puts results in order.
+  std::size_t ids_workspace_bytes() const;
   /// The plan of an expert's rows: explain() it.
   const Plan& expert_plan() const;
 
@@ -108,7 +113,8 @@ class GroupedPlan {
   Status run(const PackedExperts& experts, const ConstTensorView& a, const ExpertRows& rows, const TensorView& d,
              const Operands& operands, std::span<std::byte> workspace, Executor* executor = nullptr) const;
   /// The same for experts in device memory, as Plan::run with a stream: everything is device memory, the call enqueues and returns, and a
-  /// captured graph serves every offsets, counts and rows that are there when it is replayed. With counts, m_max has to be E·R.
+  /// captured graph serves every offsets, counts, rows and ids that are there when it is replayed. With counts, m_max has to be E·R; with ids D
+  /// is f32, f16 or bf16, with a multiple of 8 columns and nothing between its rows.
   Status run(const PackedExperts& experts, const ConstTensorView& a, const ExpertRows& rows, const TensorView& d,
              const Operands& operands, std::span<std::byte> workspace, Stream stream) const;
 

@@ -850,11 +850,13 @@ NIB_API nib_status nib_plan_grouped(const nib_experts* experts, const nib_linear
                                     nib_grouped_plan** plan);
 /* Bytes of scratch memory that nib_grouped_plan_run needs, of any alignment. */
 NIB_API nib_status nib_grouped_plan_workspace_size(const nib_grouped_plan* plan, size_t* bytes);
+/* The same for a run with nib_expert_rows.ids, which gathers rows there and puts results in order. */
+NIB_API nib_status nib_grouped_plan_ids_workspace_size(const nib_grouped_plan* plan, size_t* bytes);
 /* nib_plan_explain of the plan of an expert's rows. */
 NIB_API nib_status nib_grouped_plan_explain(const nib_grouped_plan* plan, char** text);
 NIB_API nib_status nib_grouped_plan_destroy(nib_grouped_plan* plan);
 
-/* Which rows of A go through which expert: offsets, with rows or without, or counts alone; the others are NULL. */
+/* Which rows of A go through which expert: offsets, with rows or without, counts alone, or ids alone; the others are NULL. */
 typedef struct nib_expert_rows {
   size_t struct_size;
   /* s32 [E+1], rising from 0 to R: rows offsets[e] ... offsets[e+1] − 1 of A [R,K] and D [R,N] are expert e's. */
@@ -863,9 +865,13 @@ typedef struct nib_expert_rows {
   const nib_view* counts;
   /* s32 [R], with offsets and a float A: row i of the sorted order is row rows[i] of A, which may have any number of rows, and row i of D. */
   const nib_view* rows;
+  /* s32 [T,top_k], any strides: pair (t,j) is row t·top_k + j of D [T·top_k,N], and expert ids[t,j]'s; of −1, no expert, that row becomes
+   * zeros. A, of floats, is [T,K], or has a row for each pair. On the GPU D is f32, f16 or bf16, with a multiple of 8 columns and nothing
+   * between its rows. */
+  const nib_view* ids;
 } nib_expert_rows;
 
-/* Runs it; on the CPU `stream` is NULL. With counts operands have E·R rows, those of A. Errors: invalid_argument with the values that do
+/* Runs it; on the CPU `stream` is NULL. With counts operands have E·R rows, those of A, with ids T·top_k. Errors: invalid_argument with the values that do
  * not fit; nothing has been written then. */
 NIB_API nib_status nib_grouped_plan_run(const nib_grouped_plan* plan, const nib_experts* experts, const nib_expert_rows* rows,
                                         const nib_operands* operands, void* workspace, size_t workspace_bytes, void* stream);

@@ -114,24 +114,29 @@ def moe(
 
 def grouped(
     x: Array, experts: PackedExperts, *, offsets: Array | None = None, counts: Array | None = None, rows: Array | None = None,
-    a_scale: Array | None = None, a_zero: Array | None = None, act_scheme: str | None = None, activation: str = "none",
-    row_scale: Array | None = None, gate: Array | None = None, residual: Array | None = None, out_dtype: Any = None,
-    out: Array | None = None, stream: Any = None, kernel: str = "",
+    ids: Array | None = None, a_scale: Array | None = None, a_zero: Array | None = None, act_scheme: str | None = None,
+    activation: str = "none", row_scale: Array | None = None, gate: Array | None = None, residual: Array | None = None,
+    out_dtype: Any = None, out: Array | None = None, stream: Any = None, kernel: str = "",
 ) -> Array:  # fmt: skip
     """One product, in which each row has its expert: y[i] = epilogue(x[i] · W_eᵀ). Which, int32 arrays say, beside the experts:
 
     offsets [E+1]: x [R,K] is sorted by expert, whose rows are offsets[e] ... offsets[e+1] - 1. The result is [R,N].
     offsets and rows [R]: row i of that order is x[rows[i]], of any number of rows. The result has the order. x: f32, f16 or bf16.
     counts [E]: x is [E,R,K], of which each expert has the first counts[e] rows, and so has the result [E,R,N]; its other rows are not written.
+    ids [..., top_k]: x is [..., K], a row for each token, or [..., top_k, K], one for each pair of a token and an expert; f32, f16 or bf16.
+      The result is [..., top_k, N], in the order of ids, and zeros where an id is -1, no expert. Nothing is to be sorted by the caller.
 
     x: f32, f16, bf16, or codes with a_scale [R], [R,G], with counts [E,R], [E,R,G], or of one element, and a_zero alike. row_scale, gate
-    and residual have as many rows, too, activation is a name; all as PackedWeight.linear() has them. Biases are the experts' own.
-    On a GPU, where the experts and all arrays are, nothing waits for the host, and offsets, counts and rows are not checked: what they say
-    beyond the rows of x is left out. stream: as PackedWeight.linear() takes it.
+    and residual have as many rows as the result, too, activation is a name; all as PackedWeight.linear() has them. Biases are the experts'
+    own.
+    On a GPU, where the experts and all arrays are, nothing waits for the host, and offsets, counts, rows and ids are not checked: what they
+    say beyond the rows of x is left out, and ids outside 0 ... E - 1 are none. With ids the result is f32, f16 or bf16 there, and has a
+    multiple of 8 columns. stream: as PackedWeight.linear() takes it.
     Raises InvalidArgument with the values that do not fit; nothing has been written then.
     """
     return _core.grouped(
-        experts._experts, x, offsets, counts, rows, a_scale, a_zero, act_scheme, activation, row_scale, gate, residual, out_dtype, out, stream, kernel,
+        experts._experts, x, offsets, counts, rows, ids, a_scale, a_zero, act_scheme, activation, row_scale, gate, residual, out_dtype, out, stream,
+        kernel,
     )  # fmt: skip
 
 

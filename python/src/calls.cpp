@@ -610,17 +610,28 @@ nb::object moe(Experts& gate_up, const Experts& down, nb::handle x, nb::handle i
   return out.is_none() ? call.finish(std::move(result)) : result;
 }
 
-nb::object grouped(Experts& experts, nb::handle x, nb::handle offsets, nb::handle counts, nb::handle rows,
+nb::object grouped(Experts& experts, nb::handle x, nb::handle offsets, nb::handle counts, nb::handle rows, nb::handle ids,
                    const Options& options) {
   const Call call(x, options.stream);
   const auto& first = nb::cast<const Weight&>(experts.weights.front());
   call.check_place(first, "x");
-  const bool padded = !counts.is_none();
-  Input a = call.in(x, "x", 2);
+  const bool padded = !counts.is_none(), by_ids = !ids.is_none();
+  Input a = call.in(x, "x", 2), chosen = call.in(ids, "ids");
   std::vector<std::int64_t> dims(shape_of(a).begin(), shape_of(a).end());
-  if (dims.size() != (padded ? 3 : 2) || dims.back() != experts.packed.k())
+  if (by_ids) {
+    const std::span<const std::int64_t> pairs = shape_of(chosen);  // [..., top_k]
+    const auto leads = [&](std::size_t count) {
+      return dims.size() == count + 1 && std::ranges::equal(pairs.first(count), std::span(dims).first(count));
+    };
+    if (pairs.empty() || dims.empty() || dims.back() != experts.packed.k() || !(leads(pairs.size() - 1) || leads(pairs.size())))
+      throw invalid("x has shape " + text(dims) + " and ids " + text(pairs) + "; the experts take x [..., " +
+                    text(experts.packed.k()) + "] or [..., top_k, " + text(experts.packed.k()) + "] with ids [..., top_k]");
+    dims.assign(pairs.begin(), pairs.end());
+    dims.push_back(0);  // columns, which follow
+    a.collapse(2), chosen.collapse(2);
+  } else if (dims.size() != (padded ? 3 : 2) || dims.back() != experts.packed.k())
     throw invalid("x has shape " + text(dims) + "; the experts take " + (padded ? "[E, R, " : "[R, ") + text(experts.packed.k()) +
-                  (padded ? "] with counts" : "] with offsets, [E, R, K] with counts"));
+                  (padded ? "] with counts" : "] with offsets, [E, R, K] with counts, [..., K] with ids"));
   Output d = result_of(call.out(options.out, "out"));
   OperandData operands(call, options, false);
   LinearSpec spec = spec_of(first, a, options, operands, d);
@@ -635,6 +646,7 @@ nb::object grouped(Experts& experts, nb::handle x, nb::handle offsets, nb::handl
     d = result_of(call.made(result));
   }
   if (all == 0) return options.out.is_none() ? call.finish(std::move(result)) : result;
+  if (by_ids) d.collapse(2);
   operands.gate.collapse(2);
   operands.residual.collapse(2);
   auto found = std::ranges::find_if(
@@ -645,19 +657,20 @@ nb::object grouped(Experts& experts, nb::handle x, nb::handle offsets, nb::handl
     found = experts.products.insert(experts.products.end(), {spec, how.kernel, std::move(made)});
   }
   const GroupedPlan plan = found->plan;
-  const ExpertRows which{.offsets = begins.view, .counts = numbers.view, .rows = places.view};
+  const ExpertRows which{.offsets = begins.view, .counts = numbers.view, .rows = places.view, .ids = chosen.view};
+  const std::size_t needed = by_ids ? plan.ids_workspace_bytes() : plan.workspace_bytes();
   Status status;
   if (call.backend() == Backend::cuda) {
-    for (const Input* each : {&std::as_const(a), &begins, &numbers, &places}) each->beside(d);
+    for (const Input* each : {&std::as_const(a), &begins, &numbers, &places, &std::as_const(chosen)}) each->beside(d);
     operands.check_beside(d);
-    const auto bytes = static_cast<std::int64_t>(plan.workspace_bytes());
+    const auto bytes = static_cast<std::int64_t>(needed);
     const Output memory = call.made(call.empty({&bytes, 1}, DType::u8));
     const std::span workspace(static_cast<std::byte*>(memory.view.data), static_cast<std::size_t>(bytes));
     const nb::gil_scoped_release release;
     status = plan.run(experts.packed, a.view, which, d.view, operands.args(), workspace, call.stream());
   } else {
     const nb::gil_scoped_release release;
-    const Scratch memory(plan.workspace_bytes());
+    const Scratch memory(needed);
     status = plan.run(experts.packed, a.view, which, d.view, operands.args(), memory.span());
   }
   check(status);

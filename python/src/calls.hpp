@@ -112,8 +112,9 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
 /// D[..., N]: `out`, or a new array of the kind of x.
 nb::object moe(Experts& gate_up, const Experts& down, nb::handle x, nb::handle ids, nb::handle weights,
                std::string_view activation, nb::handle residual, nb::handle out_dtype, nb::handle out, std::string_view kernel);
-/// D [R,N] of x [R,K] that is sorted by expert, or [E,R,N] of [E,R,K] with counts: Options::out, or a new array of the kind of x.
-nb::object grouped(Experts& experts, nb::handle x, nb::handle offsets, nb::handle counts, nb::handle rows,
+/// D [R,N] of x [R,K] that is sorted by expert, [E,R,N] of [E,R,K] with counts, or [..., top_k, N] with ids: Options::out, or a new array of the
+/// kind of x.
+nb::object grouped(Experts& experts, nb::handle x, nb::handle offsets, nb::handle counts, nb::handle rows, nb::handle ids,
                    const Options& options);
 /// logits [T,E] → (ids, weights), both [T,top_k].
 nb::tuple route(nb::handle logits, nb::handle bias, const RouteSpec& spec);

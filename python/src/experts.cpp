@@ -80,9 +80,10 @@ void bind_experts(nb::module_& m) {
         "out_dtype"_a.none(), "out"_a.none(), "kernel"_a);
   m.def(
       "grouped",
-      [](Experts& experts, nb::handle x, nb::handle offsets, nb::handle counts, nb::handle rows, nb::handle a_scale,
-         nb::handle a_zero, std::optional<std::string_view> act_scheme, std::string_view activation, nb::handle row_scale,
-         nb::handle gate, nb::handle residual, nb::handle out_dtype, nb::handle out, nb::handle stream, std::string_view kernel) {
+      [](Experts& experts, nb::handle x, nb::handle offsets, nb::handle counts, nb::handle rows, nb::handle ids,
+         nb::handle a_scale, nb::handle a_zero, std::optional<std::string_view> act_scheme, std::string_view activation,
+         nb::handle row_scale, nb::handle gate, nb::handle residual, nb::handle out_dtype, nb::handle out, nb::handle stream,
+         std::string_view kernel) {
         const nb::float_ one(1.0);
         const nb::int_ zero(0);
         const Options options{.bias = nb::none(),
@@ -106,11 +107,11 @@ void bind_experts(nb::module_& m) {
                               .stream = stream,
                               .kernel = kernel,
                               .allow_reference = true};
-        return grouped(experts, x, offsets, counts, rows, options);
+        return grouped(experts, x, offsets, counts, rows, ids, options);
       },
-      "experts"_a, "x"_a, "offsets"_a.none(), "counts"_a.none(), "rows"_a.none(), "a_scale"_a.none(), "a_zero"_a.none(),
-      "act_scheme"_a.none(), "activation"_a, "row_scale"_a.none(), "gate"_a.none(), "residual"_a.none(), "out_dtype"_a.none(),
-      "out"_a.none(), "stream"_a.none(), "kernel"_a);
+      "experts"_a, "x"_a, "offsets"_a.none(), "counts"_a.none(), "rows"_a.none(), "ids"_a.none(), "a_scale"_a.none(),
+      "a_zero"_a.none(), "act_scheme"_a.none(), "activation"_a, "row_scale"_a.none(), "gate"_a.none(), "residual"_a.none(),
+      "out_dtype"_a.none(), "out"_a.none(), "stream"_a.none(), "kernel"_a);
   m.def(
       "route",
       [](nb::handle logits, nb::handle bias, std::int64_t top_k, std::string_view score, bool normalize, std::int64_t groups,

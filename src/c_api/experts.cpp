@@ -21,6 +21,7 @@ Status run_grouped(const nib_grouped_plan* plan_handle, const nib_experts* exper
   NIBBLE_ASSIGN_OR_RETURN(rows.offsets, view("offsets", described.offsets));
   NIBBLE_ASSIGN_OR_RETURN(rows.counts, view("counts", described.counts));
   NIBBLE_ASSIGN_OR_RETURN(rows.rows, view("rows", described.rows));
+  NIBBLE_ASSIGN_OR_RETURN(rows.ids, view("ids", described.ids));
   NIBBLE_ASSIGN_OR_RETURN(const Operands args, plan_operands(operands));
   if (on_gpu) return plan->run(*experts, a, rows, d, args, scratch, Stream{stream});
   NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(operands.context));
@@ -193,6 +194,15 @@ nib_status nib_plan_grouped(const nib_experts* experts, const nib_linear_desc* d
 }
 
 nib_status nib_grouped_plan_workspace_size(const nib_grouped_plan* plan, size_t* bytes) { return workspace_size(plan, bytes); }
+
+nib_status nib_grouped_plan_ids_workspace_size(const nib_grouped_plan* plan, size_t* bytes) {
+  return guarded([&]() -> Status {
+    NIBBLE_RETURN_IF_ERROR(required({{"place for the size", bytes}}));
+    NIBBLE_ASSIGN_OR_RETURN(const GroupedPlan* p, open(plan));
+    *bytes = p->ids_workspace_bytes();
+    return {};
+  });
+}
 
 nib_status nib_grouped_plan_explain(const nib_grouped_plan* plan, char** text) {
   return guarded([&]() -> Status {

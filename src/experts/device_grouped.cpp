@@ -29,6 +29,24 @@ Result<View> flattened(std::string_view what, const View& v) {
   return matrix;
 }
 
+/// Rows of a grouped product's operands in device memory, and what gathers them.
+struct RowsOf {
+  const cuda::GatherRowsTask& like;  // source, and what says which rows there are
+  Stream stream;
+
+  /// Rows `source` of `from`, [R,C] or [R], in `to`.
+  Result<ConstTensorView> operator()(const ConstTensorView& from, std::span<std::byte> to) const {
+    cuda::GatherRowsTask gather = like;
+    gather.from = from.data, gather.from_stride = from.stride(0), gather.type = from.dtype;
+    gather.columns = from.rank == 2 ? from.dim(1) : 1, gather.sources = static_cast<int>(from.dim(0));
+    gather.to = to.data(), gather.to_stride = experts::gathered_pitch(gather.columns);
+    NIBBLE_RETURN_IF_ERROR(cuda::launch_gather_expert_rows(gather, stream));
+    ConstTensorView made = from;
+    made.data = to.data(), made.shape[0] = gather.rows, made.strides[0] = gather.to_stride;
+    return made;
+  }
+};
+
 }  // namespace
 
 std::size_t GroupedPlan::Impl::device_workspace_bytes() const {
@@ -83,6 +101,84 @@ Status GroupedPlan::Impl::run_on_device(const PackedExperts& of, const ConstTens
   }
   return run_experts(plan, of.for_plans(), experts::tiles_of(of, sort, sort.products[0]), from, to, operands, arena.rest(),
                      stream);
+}
+
+// By ids: results are sorted, as operands are before, and a gather by the inverse order puts them where they belong.
+//
+//   ids ──sort_rows──▶ pair_of, row_of, tiles;   A, gate, residual, row_scale ──gather by pair_of──▶ sorted ──product──▶ results ──gather by row_of──▶ D
+//
+// Workspace: pair_of | row_of | expert_of | tiles | their count | rows of A | results | gate | residual | row_scale | of the plan
+
+std::size_t GroupedPlan::Impl::device_ids_workspace_bytes() const {
+  const auto rows = static_cast<std::size_t>(spec.m_max);
+  const auto matrix = [&](std::int64_t width, DType type) {
+    return part(rows, static_cast<std::size_t>(experts::gathered_pitch(width) * bits(type) / 8));
+  };
+  const EpilogueSpec& e = spec.epilogue;
+  return kDeviceAlignment + 3 * part(rows, sizeof(std::int32_t)) + part(rows, sizeof(cuda::ExpertTile)) + part(1, sizeof(int)) +
+         matrix(k, spec.a_dtype) + matrix(columns(), e.out) +
+         static_cast<std::size_t>(e.gate + e.residual) * matrix(columns(), DType::f32) +
+         static_cast<std::size_t>(e.row_scale) * matrix(1, DType::f32) + plan.workspace_bytes();
+}
+
+Status GroupedPlan::Impl::run_ids_on_device(const PackedExperts& of, const ConstTensorView& a, const ConstTensorView& ids,
+                                            const TensorView& d, const Operands& operands, std::span<std::byte> workspace,
+                                            Stream stream) const {
+  const std::int64_t all = d.dim(0);
+  if (all < 1) return error(StatusCode::invalid_argument, "0 rows, the plan takes 1…{}", spec.m_max);
+  if (!is_compute_float(d.dtype) || columns() % 8 != 0 || d.stride(0) != columns() ||
+      reinterpret_cast<std::uintptr_t>(d.data) % 16 != 0)
+    return error(StatusCode::unsupported,
+                 "D is {} with {} columns, rows {} elements apart: by ids on a GPU it is f32, f16 or bf16, aligned to 16 bytes, "
+                 "with a multiple of 8 columns and nothing between its rows; sort rows by expert, and give offsets",
+                 name(d.dtype), columns(), d.stride(0));
+  NIBBLE_ASSIGN_OR_RETURN(experts::Arena arena, experts::Arena::of(workspace, device_ids_workspace_bytes(), kDeviceAlignment));
+  const auto room = static_cast<std::size_t>(spec.m_max);
+  cuda::SortTask sort{.ids = static_cast<const std::int32_t*>(ids.data),
+                      .token_stride = ids.stride(0),
+                      .choice_stride = ids.stride(1),
+                      .experts = static_cast<int>(experts),
+                      .rows = static_cast<int>(all),
+                      .top_k = static_cast<int>(ids.dim(1))};
+  for (std::int32_t** each : {&sort.pair_of, &sort.row_of, &sort.expert_of}) *each = arena.take<std::int32_t>(room).data();
+  sort.products[0] = {expert_rows(plan, all), arena.take<cuda::ExpertTile>(room).data(), arena.take<int>(1).data()};
+  const auto matrix = [&](std::int64_t width, DType type) {
+    return arena.take<std::byte>(room * static_cast<std::size_t>(experts::gathered_pitch(width) * bits(type) / 8));
+  };
+  const std::span<std::byte> a_rows = matrix(k, spec.a_dtype), results = matrix(columns(), d.dtype);
+  NIBBLE_RETURN_IF_ERROR(cuda::launch_sort_rows(sort, stream));
+
+  // A, which a kernel may fetch from where it lies.
+  const int divisor = a.dim(0) == all ? 1 : sort.top_k;
+  cuda::ExpertTiles tiles = experts::tiles_of(of, sort, sort.products[0]);
+  ConstTensorView from = a;
+  if (fetches_rows(plan, all) && experts::are_vectors(a) && !experts::changes_channels(of)) {
+    from.shape[0] = all;  // rows, of which the kernel reads those that `source` names
+    tiles.source = sort.pair_of;
+    tiles.divisor = divisor;
+  } else {
+    cuda::GatherRowsTask gather = experts::gathering(of, a, all, a_rows.data());
+    gather.source = sort.pair_of;
+    gather.divisor = divisor;
+    gather.expert_of = sort.expert_of;
+    NIBBLE_RETURN_IF_ERROR(cuda::launch_gather_expert_rows(gather, stream));
+    from = ConstTensorView(a_rows.data(), spec.a_dtype, {all, k});
+    from.strides[0] = experts::gathered_pitch(k);
+  }
+  const RowsOf sorted{{.rows = all, .source = sort.pair_of, .expert_of = sort.expert_of}, stream};
+  Operands own = operands;
+  for (const auto& [there, view] : {std::pair(spec.epilogue.gate, &own.gate), std::pair(spec.epilogue.residual, &own.residual)})
+    if (there) {
+      NIBBLE_ASSIGN_OR_RETURN(*view, sorted(*view, matrix(columns(), DType::f32)));
+    }
+  if (spec.epilogue.row_scale && own.row_scale.dim(0) == all) {
+    NIBBLE_ASSIGN_OR_RETURN(own.row_scale, sorted(own.row_scale, matrix(1, DType::f32)));
+  }
+  TensorView to(results.data(), d.dtype, {all, columns()});
+  NIBBLE_RETURN_IF_ERROR(run_experts(plan, of.for_plans(), tiles, from, to, own, arena.rest(), stream));
+  // By pair: row_of is −1 of none, whose row becomes zeros, and pair_of is negative nowhere.
+  const RowsOf in_order{{.rows = all, .source = sort.row_of, .expert_of = sort.pair_of}, stream};
+  return in_order(to, {static_cast<std::byte*>(d.data), 0}).status();
 }
 
 }  // namespace nibble

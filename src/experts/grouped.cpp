@@ -33,11 +33,16 @@ Status check_operands(const LinearSpec& spec) {
 
 Status experts::check_shapes(const ExpertRows& rows, std::int64_t experts, const ConstTensorView& a, const TensorView& d,
                              const GroupedPlan::Impl& impl) {
-  const bool padded = !rows.counts.empty();
-  if (padded == !rows.offsets.empty() || (padded && !rows.rows.empty()))
-    return error(StatusCode::invalid_argument, "ExpertRows takes offsets, with rows or without, or counts alone");
-  NIBBLE_RETURN_IF_ERROR(padded ? experts::check_indices("counts", rows.counts, {experts})
-                                : experts::check_indices("offsets", rows.offsets, {experts + 1}));
+  const bool padded = !rows.counts.empty(), by_ids = !rows.ids.empty();
+  if (padded + by_ids + !rows.offsets.empty() != 1 || (rows.offsets.empty() && !rows.rows.empty()))
+    return error(StatusCode::invalid_argument, "ExpertRows takes offsets, with rows or without, counts alone, or ids alone");
+  if (by_ids) {
+    if (rows.ids.rank != 2) return error(StatusCode::invalid_argument, "ids must be s32 [T,top_k], got {}", described(rows.ids));
+    NIBBLE_RETURN_IF_ERROR(experts::check_indices("ids", rows.ids, {rows.ids.dim(0), rows.ids.dim(1)}));
+  } else {
+    NIBBLE_RETURN_IF_ERROR(padded ? experts::check_indices("counts", rows.counts, {experts})
+                                  : experts::check_indices("offsets", rows.offsets, {experts + 1}));
+  }
   const int rank = padded ? 3 : 2;
   if (a.empty() || d.empty() || a.rank != rank || d.rank != rank || a.stride(rank - 1) != 1 || d.stride(rank - 1) != 1)
     return error(StatusCode::invalid_argument, "A and D have {} dimensions here and a last stride of 1, got {} and {}", rank,
@@ -52,8 +57,17 @@ Status experts::check_shapes(const ExpertRows& rows, std::int64_t experts, const
   if (padded && (a.dim(0) != experts || d.dim(0) != experts || a.dim(1) != d.dim(1)))
     return error(StatusCode::invalid_argument, "A is [{},{},K] and D [{},{},N], with {} experts", a.dim(0), a.dim(1), d.dim(0),
                  d.dim(1), experts);
-  if (!rows.rows.empty() && !is_compute_float(impl.spec.a_dtype))
-    return error(StatusCode::unsupported, "rows are for an A of floats, not of {}", name(impl.spec.a_dtype));
+  if ((by_ids || !rows.rows.empty()) && !is_compute_float(impl.spec.a_dtype))
+    return error(StatusCode::unsupported, "{} are for an A of floats, not of {}", by_ids ? "ids" : "rows",
+                 name(impl.spec.a_dtype));
+  if (!by_ids) return {};
+  const std::int64_t tokens = rows.ids.dim(0), pairs = tokens * rows.ids.dim(1);
+  if (d.dim(0) != pairs || (a.dim(0) != tokens && a.dim(0) != pairs))
+    return error(StatusCode::invalid_argument,
+                 "ids are [{},{}]: A has a row for each token or each pair, D for each pair, got {} and {} rows", tokens,
+                 rows.ids.dim(1), a.dim(0), d.dim(0));
+  if (pairs > impl.spec.m_max)
+    return error(StatusCode::invalid_argument, "{} rows, the plan takes up to {}", pairs, impl.spec.m_max);
   return {};
 }
 
@@ -82,10 +96,9 @@ Status experts::check_row_operands(const LinearSpec& spec, const Operands& opera
 
 namespace {
 
-/// The number of rows that A and D have, after a check of what the three say about them.
+/// The number of rows that A and D have, after a check of what offsets, counts and rows say about them.
 Result<std::int64_t> check_rows(const ExpertRows& rows, std::int64_t experts, const ConstTensorView& a, const TensorView& d,
                                 const GroupedPlan::Impl& impl) {
-  NIBBLE_RETURN_IF_ERROR(experts::check_shapes(rows, experts, a, d, impl));
   const bool padded = !rows.counts.empty();
   const std::int64_t d_rows = d.dim(d.rank - 2);
   std::int64_t all = 0;
@@ -115,6 +128,14 @@ Result<std::int64_t> check_rows(const ExpertRows& rows, std::int64_t experts, co
   return all;
 }
 
+Status check_ids(const ConstTensorView& ids, std::int64_t experts) {
+  for (std::int64_t t = 0; t < ids.dim(0); ++t)
+    for (std::int64_t j = 0; j < ids.dim(1); ++j)
+      if (const std::int64_t id = experts::index_at(ids, t, j); id < -1 || id >= experts)
+        return error(StatusCode::invalid_argument, "ids[{},{}]={} is outside [-1, {}]", t, j, id, experts - 1);
+  return {};
+}
+
 }  // namespace
 
 Result<GroupedPlan> GroupedPlan::make(const PackedExperts& experts, const LinearSpec& spec, const PlanOptions& options) try {
@@ -125,14 +146,21 @@ Result<GroupedPlan> GroupedPlan::make(const PackedExperts& experts, const Linear
       on_gpu ? plan_experts(experts.for_plans(), experts.count(), spec, options) : Plan::linear(experts[0], spec, options);
   if (!plan.ok()) return plan.status();
   const Plan* const plans[] = {&*plan};
-  const experts::Shares::Sizes sizes{
-      .experts = experts.count(),
-      .rows = spec.m_max,
-      .expert_rows = spec.m_max,
-      .row_bytes = experts::padded(static_cast<std::size_t>(experts.k() * bits(spec.a_dtype) / 8))};
-  const experts::Shares shares = on_gpu ? experts::Shares() : experts::Shares(sizes, experts::threads_of(options), plans);
-  return GroupedPlan(
-      std::make_shared<Impl>(Impl{*std::move(plan), spec, experts.count(), experts.n(), experts.k(), experts.backend(), shares}));
+  auto impl = std::make_shared<Impl>(Impl{*plan, spec, experts.count(), experts.n(), experts.k(), experts.backend(), {}});
+  if (!on_gpu) {
+    experts::Shares::Sizes sizes{.experts = experts.count(),
+                                 .rows = spec.m_max,
+                                 .expert_rows = spec.m_max,
+                                 .row_bytes = experts::padded(impl->row_bytes())};
+    impl->shares = experts::Shares(sizes, experts::threads_of(options), plans);
+    const auto columns = static_cast<std::size_t>(impl->columns());
+    sizes.row_bytes += experts::padded(columns * static_cast<std::size_t>(bits(spec.epilogue.out)) / 8);
+    for (const bool operand : {spec.epilogue.gate, spec.epilogue.residual})
+      if (operand) sizes.row_bytes += experts::padded(columns * sizeof(float));
+    if (spec.epilogue.row_scale) sizes.row_bytes += experts::padded(sizeof(float));
+    impl->shares_of_ids = experts::Shares(sizes, experts::threads_of(options), plans);
+  }
+  return GroupedPlan(std::move(impl));
 } catch (...) {
   return caught();
 }
@@ -140,6 +168,11 @@ Result<GroupedPlan> GroupedPlan::make(const PackedExperts& experts, const Linear
 std::size_t GroupedPlan::workspace_bytes() const {
   if (impl_->memory == Backend::cuda) return impl_->device_workspace_bytes();
   return experts::kAlignment + impl_->shares_bytes() + impl_->shares.workspace_bytes();
+}
+
+std::size_t GroupedPlan::ids_workspace_bytes() const {
+  if (impl_->memory == Backend::cuda) return impl_->device_ids_workspace_bytes();
+  return experts::kAlignment + impl_->shares_bytes() + impl_->pairs_bytes() + impl_->shares_of_ids.workspace_bytes();
 }
 
 const Plan& GroupedPlan::expert_plan() const { return impl_->plan; }
@@ -151,6 +184,12 @@ Status GroupedPlan::run(const PackedExperts& experts, const ConstTensorView& a, 
     return error(StatusCode::invalid_argument,
                  "the experts are in device memory: pass a nibble::Stream to run(), not an executor");
   NIBBLE_RETURN_IF_ERROR(experts::check_experts(experts, impl.experts, impl.n, impl.k));
+  NIBBLE_RETURN_IF_ERROR(experts::check_shapes(rows, impl.experts, a, d, impl));
+  if (!rows.ids.empty()) {
+    NIBBLE_RETURN_IF_ERROR(check_ids(rows.ids, impl.experts));
+    NIBBLE_RETURN_IF_ERROR(experts::check_row_operands(impl.spec, operands, d));
+    return impl.run_ids(experts, a, rows.ids, d, operands, workspace, executor != nullptr ? *executor : default_executor());
+  }
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t all, check_rows(rows, impl.experts, a, d, impl));
   const bool padded = !rows.counts.empty();
   NIBBLE_RETURN_IF_ERROR(experts::check_row_operands(impl.spec, operands, d));
@@ -202,7 +241,9 @@ Status GroupedPlan::run(const PackedExperts& experts, const ConstTensorView& a, 
     return error(StatusCode::invalid_argument, "the experts are in host memory: run() takes no stream for them");
   NIBBLE_RETURN_IF_ERROR(experts::check_experts(experts, impl_->experts, impl_->n, impl_->k));
   NIBBLE_RETURN_IF_ERROR(experts::check_shapes(rows, impl_->experts, a, d, *impl_));
-  return impl_->run_on_device(experts, a, rows, d, operands, workspace, stream);
+  if (rows.ids.empty()) return impl_->run_on_device(experts, a, rows, d, operands, workspace, stream);
+  NIBBLE_RETURN_IF_ERROR(experts::check_row_operands(impl_->spec, operands, d));
+  return impl_->run_ids_on_device(experts, a, rows.ids, d, operands, workspace, stream);
 } catch (...) {
   return caught();
 }

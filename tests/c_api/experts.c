@@ -90,6 +90,48 @@ static void test_routing(const float* logits, int32_t* ids, float* shares) {
   FAILS(NIB_UNSUPPORTED, "reserved", nib_route(&routing));
 }
 
+/* Pairs of a token and an expert, in the order of tokens: each row is that of its expert's linear plan. */
+static void test_ids(const nib_experts* experts, const nib_context* context) {
+  enum { TOKENS_OF = 4, CHOICES = 2, PAIRS = TOKENS_OF * CHOICES };
+  const int32_t ids[PAIRS] = {2, 0, 3, -1, 0, 2, 1, 3};
+  static float x[TOKENS_OF * K], each[PAIRS * K], d[PAIRS * HIDDEN], wanted[HIDDEN];
+  fill(x, TOKENS_OF * K, 43);
+  for (int i = 0; i < PAIRS; ++i) memcpy(each + i * K, x + i / CHOICES * K, K * sizeof *x);
+  nib_grouped_plan* plan = NULL;
+  OK(nib_plan_grouped(experts, NULL, NULL, &plan));
+  size_t bytes = 0, plain = 0;
+  OK(nib_grouped_plan_ids_workspace_size(plan, &bytes));
+  OK(nib_grouped_plan_workspace_size(plan, &plain));
+  CHECK(bytes > plain);
+  void* workspace = malloc(bytes);
+  const nib_view vx = nib_matrix(x, NIB_F32, TOKENS_OF, K), ve = nib_matrix(each, NIB_F32, PAIRS, K),
+                 vd = nib_matrix(d, NIB_F32, PAIRS, HIDDEN), vi = nib_matrix(ids, NIB_S32, TOKENS_OF, CHOICES);
+  nib_operands operands = SIZED(nib_operands);
+  nib_expert_rows rows = SIZED(nib_expert_rows);
+  rows.ids = &vi;
+  operands.context = context, operands.d = &vd;
+  for (int by_pair = 0; by_pair < 2; ++by_pair) {
+    operands.a = by_pair ? &ve : &vx;
+    memset(d, 0xff, sizeof d);
+    OK(nib_grouped_plan_run(plan, experts, &rows, &operands, workspace, bytes, NULL));
+    for (int i = 0; i < PAIRS; ++i) {
+      memset(wanted, 0, sizeof wanted);
+      if (ids[i] >= 0) run_expert(experts, (size_t)ids[i], x + i / CHOICES * K, 1, K, wanted, HIDDEN);
+      for (int n = 0; n < HIDDEN; ++n) CHECK(fabsf(d[i * HIDDEN + n] - wanted[n]) <= 1e-4f * (1 + fabsf(wanted[n])));
+    }
+  }
+  const int32_t outside[PAIRS] = {0, 1, 2, 3, EXPERTS};
+  const nib_view vb = nib_matrix(outside, NIB_S32, TOKENS_OF, CHOICES);
+  rows.ids = &vb;
+  FAILS(NIB_INVALID_ARGUMENT, "ids[2,0]=4 is outside [-1, 3]",
+        nib_grouped_plan_run(plan, experts, &rows, &operands, workspace, bytes, NULL));
+  rows.ids = &vi;
+  FAILS(NIB_INVALID_ARGUMENT, "workspace", nib_grouped_plan_run(plan, experts, &rows, &operands, workspace, plain, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "place for the size", nib_grouped_plan_ids_workspace_size(plan, NULL));
+  free(workspace);
+  OK(nib_grouped_plan_destroy(plan));
+}
+
 /* The three forms of rows give the bits of each expert's linear plan. */
 static void test_grouped(const nib_experts* experts, const nib_context* context) {
   static float x[ROWS * K], reversed[ROWS * K], padded[EXPERTS * ROWS * K];
@@ -297,6 +339,7 @@ void test_experts(void) {
   threads.threads = 3;
   OK(nib_context_create(&threads, &context));
   test_grouped(gate_up, context);
+  test_ids(gate_up, context);
 
   static float x[TOKENS * K], logits[TOKENS * EXPERTS], shares[ROWS], residual[TOKENS * N], d[TOKENS * N];
   static int32_t ids[ROWS];

@@ -166,12 +166,14 @@ TEST_P(ExpertConformance, GroupedRowsInEveryForm) {
           of_places(places);
       const testing::Copied workspace(std::vector<std::byte>(plan->workspace_bytes(), std::byte{0xff}));
       const auto run = [&](const Tensor& from, std::initializer_list<std::int64_t> a_shape, const ExpertRows& which,
-                           std::initializer_list<std::int64_t> d_shape, const Operands& with) {
+                           std::initializer_list<std::int64_t> d_shape, const Operands& with,
+                           const testing::Copied* other = nullptr) {
+        const testing::Copied& scratch = other == nullptr ? workspace : *other;
         const testing::Copied x(from.bytes), d(std::vector<float>(static_cast<std::size_t>(all * kN), 7.0f));
         Tensor result(spec.epilogue.out, {all, kN});
         const Status status = plan->run(*experts, ConstTensorView(x.memory.data(), type, a_shape), which,
                                         TensorView(d.memory.data(), spec.epilogue.out, d_shape), with,
-                                        {workspace.memory.data(), plan->workspace_bytes()}, Stream{});
+                                        {scratch.memory.data(), scratch.memory.size()}, Stream{});
         EXPECT_TRUE(status.ok()) << status.message();
         EXPECT_TRUE(copy_from_device(result.bytes.data(), d.memory.data(), result.bytes.size()).ok());
         return values(result);
@@ -194,6 +196,30 @@ TEST_P(ExpertConformance, GroupedRowsInEveryForm) {
             distance(first_rows(run(tokens, {kTokens, kK}, gathered, {rows, kN}, sorted_operands)), expected(tokens, on_cpu)),
             far)
             << what;
+      }
+      if (floats && is_compute_float(spec.epilogue.out)) {  // 5 tokens of 5 experts each, some of which are none
+        std::vector<std::int32_t> ids;
+        for (std::int32_t i = 0; i < rows; ++i) ids.push_back(i % 7 == 3 ? -1 : i * 5 % 4 == 1 ? 2 : i * 5 % 4);
+        const testing::Copied of_ids(ids), by_ids(std::vector<std::byte>(plan->ids_workspace_bytes(), std::byte{0xff}));
+        for (const bool pairs : {false, true}) {
+          const Tensor& x = pairs ? a : tokens;
+          Tensor d(spec.epilogue.out, {rows, kN});
+          std::vector<std::byte> scratch(on_host->ids_workspace_bytes());
+          ASSERT_TRUE(on_host
+                          ->run(*host, ConstTensorView(x.bytes.data(), type, {x.shape[0], kK}),
+                                {.ids = ConstTensorView(ids.data(), {kTokens, kTokens})},
+                                TensorView(d.bytes.data(), d.dtype, {rows, kN}),
+                                operands(scale.data(), residual.data(), a_scale.data(), rows), scratch)
+                          .ok());
+          const std::vector<float> of_host = values(d);
+          const std::vector<double> right(of_host.begin(), of_host.end());
+          EXPECT_LT(distance(first_rows(run(x, {x.shape[0], kK},
+                                            {.ids = ConstTensorView(of_ids.as<std::int32_t>(), {kTokens, kTokens})}, {rows, kN},
+                                            sorted_operands, &by_ids)),
+                             right),
+                    far)
+              << what << (pairs ? " of pairs" : " of tokens");
+        }
       }
       const testing::Copied p_scale(padded(scale, 1, NAN)), p_residual(padded(residual, kN, NAN)),
           p_a(padded(a_scale, groups, NAN));

@@ -118,6 +118,8 @@ def test_experts(rng):
     offsets = np.searchsorted(ids.ravel()[order], np.arange(5)).astype(np.int32)  # of 4 experts
     hidden = nibble.grouped(x, gate_up, offsets=offsets, rows=(order // 2).astype(np.int32), activation="silu")
     results = nibble.grouped(hidden, down, offsets=offsets)  # a row for each pair
+    in_place = nibble.grouped(x, gate_up, ids=ids, activation="silu")  # [..., top_k, N], nothing sorted
+    by_pair = nibble.grouped(in_place, down, ids=ids)
     # docs: end grouped
     exact = np.zeros_like(y)
     for t, row in enumerate(x):
@@ -128,6 +130,7 @@ def test_experts(rng):
     added = np.zeros_like(y)
     np.add.at(added, order // 2, weights.ravel()[order, None] * results)
     assert distance(added, y) < 1e-5
+    assert distance((weights[..., None] * by_pair).sum(1), y) < 1e-5
 
 
 def test_whole_checkpoints():

@@ -100,6 +100,44 @@ def test_codes(rng, scheme, act):
         assert np.array_equal(nibble.grouped(x, experts, offsets=OFFSETS), one_by_one(x, experts))
 
 
+@pytest.mark.parametrize("scheme, act", [("u4zg32", ""), ("s8c", "s8r")])
+def test_ids(rng, scheme, act):
+    """Pairs of a token and an expert in the order of tokens, of one row a token and of one a pair."""
+    experts = packed(rng, scheme, act_scheme=act)
+    x = rng.standard_normal((2, 3, K), dtype=np.float32)
+    ids = np.array([[[0, 4], [4, 2], [-1, 4]], [[3, 0], [-1, -1], [0, 2]]], np.int32)
+    flat, each = ids.ravel(), np.repeat(x, 2, 1).reshape(2, 3, 2, K)
+    options = {"row_scale": rng.random((2, 3, 2), dtype=np.float32), "gate": rng.standard_normal((2, 3, 2, N), dtype=np.float32),
+               "residual": rng.standard_normal((2, 3, 2, N), dtype=np.float32)}  # fmt: skip
+    for more in ({}, {"activation": "silu", **options}):
+        wanted = np.zeros((12, N), np.float32)
+        for e in range(E):
+            mine = np.flatnonzero(flat == e)
+            if mine.size:
+                own = {name: v.reshape(12, *v.shape[3:])[mine] if name in options else v for name, v in more.items()}
+                wanted[mine] = experts[e].linear(np.ascontiguousarray(each.reshape(12, K)[mine]), **own)
+        for rows in (x, each):
+            y = nibble.grouped(rows, experts, ids=ids, **more)
+            assert y.shape == (2, 3, 2, N) and np.array_equal(y.reshape(12, N), wanted)
+    out = np.full((2, 3, 2, N), 7, np.float16)
+    half = nibble.grouped(x.astype(np.float16), experts, ids=ids, out=out)
+    assert half is out and np.all(out[ids == -1] == 0) and np.all(np.any(out[ids >= 0] != 0, -1))
+    strided = np.stack([ids, ids], -1)[..., 0]
+    assert np.array_equal(nibble.grouped(each, experts, ids=strided), nibble.grouped(each, experts, ids=ids))
+    assert nibble.grouped(x[:0], experts, ids=ids[:0]).shape == (0, 3, 2, N)
+
+    def refused(match, kind=nibble.InvalidArgument, x=x, **given):
+        with pytest.raises(kind, match=match):
+            nibble.grouped(x, experts, **{"ids": ids, **given})
+
+    refused(r"ids must be s32 \[6,2\], got s64 \[6,2\]", ids=ids.astype(np.int64))
+    refused(r"ids\[0,1\]=5 is outside \[-1, 4\]", ids=np.where(ids == 4, E, ids))
+    refused(r"x has shape \[2, 3, 128\] and ids \[2, 2, 2\]; the experts take x \[\.\.\., 128\] or", ids=ids[:, :2])
+    refused(r"x has shape \[2, 3, 64\] and ids", x=x[:, :, :64])
+    refused(r"residual must be \[12,48\]", residual=np.zeros((2, 3, N), np.float32))
+    refused("or ids alone", offsets=OFFSETS)
+
+
 def test_nothing(rng):
     experts = packed(rng)
     none = np.zeros(E + 1, np.int32)
@@ -124,7 +162,7 @@ def test_errors(rng):
         call(offsets=np.array([0, 3, 1, 10, 11, 15], np.int32))
     with pytest.raises(nibble.InvalidArgument, match=r"x has shape \[15, 128\]; the experts take \[E, R, 128\] with counts"):
         call(counts=COUNTS)
-    with pytest.raises(nibble.InvalidArgument, match=r"x has shape \[15, 64\]; the experts take \[R, 128\] with offsets"):
+    with pytest.raises(nibble.InvalidArgument, match=r"x has shape \[15, 64\]; the experts take \[R, 128\] with offsets, \[E, R, K\] with counts, \[\.\.\., K\] with ids"):
         call(x[:, :64], offsets=OFFSETS)
     with pytest.raises(nibble.InvalidArgument, match=r"counts\[2\]=7 is outside \[0, 3\]"):
         nibble.grouped(np.ones((E, 3, K), np.float32), experts, counts=COUNTS)

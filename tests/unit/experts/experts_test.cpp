@@ -287,6 +287,121 @@ TEST(Grouped, EqualsThePlansOfItsExperts) {
   }
 }
 
+/// Pairs of tokens and experts in the order of tokens: each expert's rows have the bits of its linear plan for them.
+TEST(Grouped, TakesIdsOfTokensAndPairs) {
+  constexpr std::int64_t kExperts = 5, kN = 48, kK = 64, kTokens = 6, kTopK = 3, kPairs = kTokens * kTopK;
+  // Expert 4 has the whole of one token and others', expert 3 one pair, expert 1 none; a token may have one twice.
+  const std::vector<std::int32_t> ids{0, 4, 2, 4, -1, 0, 2, 0, 4, 3, 4, 0, -1, -1, -1, 4, 4, 4};
+  for (const char* scheme : {"u4zg32", "s8r_s8c", "s8g32_u4b8g32"})
+    for (const bool glu : {false, true}) {
+      const Scheme parsed = *Scheme::parse(scheme);
+      const std::int64_t columns = glu ? kN / 2 : kN;
+      const LinearSpec spec{.m_max = kPairs,
+                            .epilogue = {.row_scale = true,
+                                         .bias = true,
+                                         .activation = Activation::silu,
+                                         .glu = glu,
+                                         .gate = true,
+                                         .residual = true,
+                                         .out = DType::bf16},
+                            .act_scheme = parsed.act};
+      const auto experts = pack_experts(weights_of(parsed.weight.name().c_str(), kExperts, kN, kK, 21, {.bias = true}), spec);
+      ASSERT_TRUE(experts.ok()) << experts.status().message();
+      const auto plan = GroupedPlan::make(*experts, spec);
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      const auto linear = Plan::linear((*experts)[0], spec);
+      const auto a = random_floats(kTokens * kK, 22), scale = random_floats(kPairs, 23),
+                 gate = random_floats(kPairs * columns, 24), residual = random_floats(kPairs * columns, 25);
+      std::vector<float> by_pair(static_cast<std::size_t>(kPairs * kK));
+      for (std::int64_t i = 0; i < kPairs; ++i) std::copy_n(a.begin() + i / kTopK * kK, kK, by_pair.begin() + i * kK);
+
+      const auto rows_of = [](const std::vector<float>& from, const std::vector<std::int64_t>& which, std::int64_t width) {
+        std::vector<float> rows;
+        for (const std::int64_t i : which) rows.insert(rows.end(), from.begin() + i * width, from.begin() + (i + 1) * width);
+        return rows;
+      };
+      std::vector<std::uint16_t> wanted(static_cast<std::size_t>(kPairs * columns));
+      for (std::int32_t e = 0; e < kExperts; ++e) {
+        std::vector<std::int64_t> own;
+        for (std::int64_t i = 0; i < kPairs; ++i)
+          if (ids[static_cast<std::size_t>(i)] == e) own.push_back(i);
+        const std::int64_t count = std::ssize(own);
+        if (count == 0) continue;
+        const auto x = rows_of(by_pair, own, kK), s = rows_of(scale, own, 1), g = rows_of(gate, own, columns),
+                   r = rows_of(residual, own, columns);
+        std::vector<std::uint16_t> d(static_cast<std::size_t>(count * columns));
+        std::vector<std::byte> scratch(linear->workspace_bytes());
+        const Operands operands{.row_scale = ConstTensorView(s.data(), {count}),
+                                .gate = ConstTensorView(g.data(), {count, columns}),
+                                .residual = ConstTensorView(r.data(), {count, columns})};
+        ASSERT_TRUE(linear
+                        ->run((*experts)[e], ConstTensorView(x.data(), {count, kK}),
+                              TensorView(d.data(), DType::bf16, {count, columns}), operands, scratch)
+                        .ok());
+        for (std::int64_t i = 0; i < count; ++i)
+          std::copy_n(d.begin() + i * columns, columns, wanted.begin() + own[static_cast<std::size_t>(i)] * columns);
+      }
+      const Operands operands{.row_scale = ConstTensorView(scale.data(), {kPairs}),
+                              .gate = ConstTensorView(gate.data(), {kPairs, columns}),
+                              .residual = ConstTensorView(residual.data(), {kPairs, columns})};
+      for (const int threads : {1, 3}) {
+        const auto pool = make_executor(threads);
+        std::vector<std::byte> workspace(plan->ids_workspace_bytes() + 1);
+        for (const bool pairs : {false, true}) {
+          std::vector<std::uint16_t> d(wanted.size(), 0x7fff);
+          const ConstTensorView from =
+              pairs ? ConstTensorView(by_pair.data(), {kPairs, kK}) : ConstTensorView(a.data(), {kTokens, kK});
+          const Status status = plan->run(*experts, from, {.ids = ConstTensorView(ids.data(), {kTokens, kTopK})},
+                                          TensorView(d.data(), DType::bf16, {kPairs, columns}), operands,
+                                          std::span(workspace).subspan(1), pool.get());
+          EXPECT_TRUE(status.ok()) << status.message();
+          EXPECT_EQ(d, wanted) << scheme << (pairs ? " of pairs" : " of tokens") << (glu ? ", glu" : "");
+        }
+      }
+    }
+}
+
+TEST(Grouped, RefusesIdsThatDoNotFit) {
+  const auto experts = pack_experts(weights_of("u4zg32", 3, 16, 64, 1), {.m_max = 8});
+  const auto plan = GroupedPlan::make(*experts, {.m_max = 8});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  const std::vector<float> a(10 * 64, 1.0f);
+  std::vector<float> d(10 * 16, 7.0f);
+  std::vector<std::byte> workspace(plan->ids_workspace_bytes());
+  const auto refusal = [&](std::vector<std::int32_t> ids, std::int64_t tokens, std::int64_t a_rows, std::int64_t d_rows,
+                           std::size_t bytes) {
+    const ExpertRows rows{.ids = ConstTensorView(ids.data(), {tokens, std::ssize(ids) / tokens})};
+    return plan
+        ->run(*experts, ConstTensorView(a.data(), {a_rows, 64}), rows, TensorView(d.data(), {d_rows, 16}), {},
+              std::span(workspace).first(bytes))
+        .message();
+  };
+  const std::size_t enough = workspace.size();
+  EXPECT_EQ(refusal({0, 1, 2, 2}, 2, 2, 4, enough), "");
+  std::ranges::fill(d, 7.0f);
+  EXPECT_THAT(refusal({0, 1, 3, 2}, 2, 2, 4, enough), HasSubstr("ids[1,0]=3 is outside [-1, 2]"));
+  EXPECT_THAT(refusal({0, 1, 2, -2}, 2, 2, 4, enough), HasSubstr("ids[1,1]=-2 is outside [-1, 2]"));
+  EXPECT_THAT(refusal({0, 1, 2, 2}, 2, 3, 4, enough), HasSubstr("got 3 and 4 rows"));
+  EXPECT_THAT(refusal({0, 1, 2, 2}, 2, 2, 3, enough), HasSubstr("got 2 and 3 rows"));
+  EXPECT_THAT(refusal(std::vector<std::int32_t>(10, 0), 5, 5, 10, enough), HasSubstr("10 rows, the plan takes up to 8"));
+  EXPECT_THAT(refusal({0, 1, 2, 2}, 2, 2, 4, enough - 1), HasSubstr("the workspace has"));
+  const std::vector<std::int32_t> ids{0, 1}, offsets{0, 1, 2, 2};
+  const ExpertRows both{.offsets = ConstTensorView(offsets.data(), {4}), .ids = ConstTensorView(ids.data(), {1, 2})};
+  EXPECT_THAT(
+      plan->run(*experts, ConstTensorView(a.data(), {2, 64}), both, TensorView(d.data(), {2, 16}), {}, workspace).message(),
+      HasSubstr("or ids alone"));
+  for (const float each : d) EXPECT_EQ(each, 7.0f);
+  const LinearSpec codes{.a_dtype = DType::s8, .m_max = 8, .act_scheme = Scheme::parse("s8r_s8c")->act};
+  const auto of_codes = pack_experts(weights_of("s8c", 3, 16, 64, 1), codes);
+  const auto plan_of_codes = GroupedPlan::make(*of_codes, codes);
+  ASSERT_TRUE(plan_of_codes.ok()) << plan_of_codes.status().message();
+  EXPECT_THAT(plan_of_codes
+                  ->run(*of_codes, ConstTensorView(a.data(), DType::s8, {1, 64}), {.ids = ConstTensorView(ids.data(), {1, 2})},
+                        TensorView(d.data(), {2, 16}), {}, workspace)
+                  .message(),
+              HasSubstr("ids are for an A of floats, not of s8"));
+}
+
 /// Codes come with a scale for each group of a row, padded as well as sorted.
 TEST(Grouped, TakesCodesWithScalesOfTheirRows) {
   constexpr std::int64_t kExperts = 3, kN = 48, kK = 256, kMost = 4, kGroups = kK / 128;

@@ -190,7 +190,8 @@ class RowParallelLinear(QuantLinear):
 class ParallelExperts(QuantExperts):
     """A rank's share of the experts of a layer: what QuantExperts computes, of this rank's tokens, which go where their experts are.
 
-    gate_up, down: all experts, of which rank r of R keeps r·E/R ... (r+1)·E/R - 1; with is_share these alone (see share()).
+    gate_up, down: all experts, of which rank r of R keeps r·E/R ... (r+1)·E/R - 1; with is_share these alone (see share()). shared, shared_gate: as
+    QuantExperts has them; the last `shared` experts, of a share too, are on every rank, and a token does not leave its rank for them.
     replicated: every rank has the same tokens, computes its part of them, and gets all results. Otherwise every rank has its own, any
     number of them and also none, but calls as often as the others do. The numbers of rows that go are read by the host.
     A result has the bits of one process that has all tokens, where the same kernels run: on a CPU they do, on a GPU the number of rows of
@@ -199,12 +200,13 @@ class ParallelExperts(QuantExperts):
 
     def __init__(
         self, gate_up: ex.PackedExperts, down: ex.PackedExperts, activation: str = "silu", *, is_share: bool = False,
-        replicated: bool = False, group: Any = None,
+        replicated: bool = False, group: Any = None, shared: int = 0, shared_gate: nn.Module | None = None,
     ) -> None:  # fmt: skip
         if not is_share:
-            own = self.share(len(gate_up), group)
+            routed = max(len(gate_up) - shared, 0)
+            own = [*self.share(routed, group), *range(routed, len(gate_up))]
             gate_up, down = (ex.PackedExperts([each[e] for e in own]) for each in (gate_up, down))
-        super().__init__(gate_up, down, activation)
+        super().__init__(gate_up, down, activation, shared=shared, shared_gate=shared_gate)
         self.num_experts *= dist.get_world_size(group)
         self.replicated, self.group = replicated, group
 
@@ -215,17 +217,18 @@ class ParallelExperts(QuantExperts):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         x, ids, weights = (t.flatten(0, -2) for t in (hidden_states, top_k_index, top_k_weights))
+        factor = None if self.shared_gate is None else torch.sigmoid(self.shared_gate(x).float()).view(-1, 1)
         if self.replicated:
             ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
             most = -(-x.shape[0] // ranks)
             mine = slice(rank * most, (rank + 1) * most)
-            part = self._own_tokens(x[mine], ids[mine], weights[mine])
+            part = self._own_tokens(x[mine], ids[mine], weights[mine], None if factor is None else factor[mine])
             y = _gathered(part, most, self.group)[: x.shape[0]]
         else:
-            y = self._own_tokens(x, ids, weights)
+            y = self._own_tokens(x, ids, weights, factor)
         return y.view(*hidden_states.shape[:-1], self.out_size)
 
-    def _own_tokens(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    def _own_tokens(self, x: Tensor, ids: Tensor, weights: Tensor, factor: Tensor | None) -> Tensor:
         ranks = dist.get_world_size(self.group)
         each = self.num_experts // ranks
         # [R,T,top_k]: whether rank r has the expert. Ids that are outside of their range are of no rank.
@@ -249,6 +252,9 @@ class ParallelExperts(QuantExperts):
         y = results.new_zeros((x.shape[0], self.out_size))
         for j, result in enumerate(of_choices):
             y += factors[:, j : j + 1] * result
+        for e in range(each, each + self.shared):  # last in the sum, as QuantExperts has them
+            result = self._results(x, torch.full((x.shape[0],), e, dtype=torch.int32, device=x.device))
+            y += result if factor is None else factor * result
         return y.to(x.dtype)
 
     def _results(self, x: Tensor, ids: Tensor) -> Tensor:
@@ -281,7 +287,8 @@ def _gathered(part: Tensor, rows: int, group: Any) -> Tensor:
 
 
 def shard_experts(model: nn.Module, *, replicated: bool = False, group: Any = None) -> list[str]:
-    """Replaces every QuantExperts by this rank's share of it, ParallelExperts, in place; returns names. replicated: as it has it.
+    """Replaces every QuantExperts by this rank's share of it, ParallelExperts, in place; returns names. replicated: as it has it. Shared experts
+    stay whole on every rank.
 
     Raises InvalidArgument where experts do not divide among the ranks; the layers before are replaced then.
     """
@@ -292,12 +299,11 @@ def shard_experts(model: nn.Module, *, replicated: bool = False, group: Any = No
                 continue
             name = f"{above}.{child}" if above else child
             if module not in shares:
-                if module.shared:
-                    raise InvalidArgument(f"{name}: its shared experts are every token's, of no rank alone; unfuse(model) first, or do not fuse it")
                 try:
                     shares[module] = ParallelExperts(
-                        _experts(module.gate_up), _experts(module.down), module.activation, replicated=replicated, group=group
-                    )
+                        _experts(module.gate_up), _experts(module.down), module.activation, replicated=replicated, group=group,
+                        shared=module.shared, shared_gate=module.shared_gate,
+                    )  # fmt: skip
                 except InvalidArgument as problem:
                     raise InvalidArgument(f"{name}: {problem}") from None
                 names.append(name)

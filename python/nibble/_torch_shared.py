@@ -18,7 +18,7 @@ from nibble import _torch_fuse as tf
 from nibble import experts as ex
 from nibble import torch as nt
 from nibble._torch_experts import QuantExperts, _experts
-from nibble._torch_parallel import shard_inputs, shard_outputs
+from nibble._torch_parallel import ParallelExperts, shard_inputs, shard_outputs
 from nibble.errors import InvalidArgument, Unsupported
 
 __all__ = ["split_mlp"]
@@ -128,9 +128,13 @@ def part_shared(block: nn.Module) -> None:
     """Undoes join_shared()."""
     experts = block.experts
     all_parts = [[each[e] for e in range(len(each))] for each in (_experts(experts.gate_up), _experts(experts.down))]
-    own = experts.num_experts
+    own = len(all_parts[0]) - experts.shared
     parts = [(gate_up.unpack(), down.unpack()) for gate_up, down in zip(*(each[own:] for each in all_parts))]
-    block.experts = QuantExperts(*(ex.PackedExperts(each[:own]) for each in all_parts), experts.activation)
+    routed = [ex.PackedExperts(each[:own]) for each in all_parts]
+    if isinstance(experts, ParallelExperts):
+        block.experts = ParallelExperts(*routed, experts.activation, is_share=True, replicated=experts.replicated, group=experts.group)
+    else:
+        block.experts = QuantExperts(*routed, experts.activation)
     for name, among in [(name, child) for name, child in block._modules.items() if isinstance(child, _Among)]:
         setattr(block, name, among.module)
         if among.options is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 import socket
 
@@ -17,17 +18,20 @@ E, K, I, N, TOP = 8, 64, 32, 48, 3
 SCHEMES = ["u4zg32", "u4b8g32", "s8r_s8c"]
 
 
-def layer(scheme: str, device: str, **limits: float) -> nt.QuantExperts:
+def layer(scheme: str, device: str, shared: int = 0, gate: bool = False, **limits: float) -> nt.QuantExperts:
+    """shared: so many experts more, of every token, with a gate or without."""
     torch.manual_seed(1)
     act_scheme, scheme = nt._parts(scheme)
 
     def quantized(n: int, k: int):
-        for _ in range(E):
+        for _ in range(E + shared):
             yield nibble.QuantTensor(**nibble._fields(nibble.quantize(torch.randn(n, k).numpy(), scheme), bias=torch.randn(n).numpy()))
 
     backend = {"backend": "cuda"} if device.startswith("cuda") else {}
     gate_up = nibble.pack_experts(quantized(2 * I, K), act_scheme=act_scheme, glu=True, **limits, **backend)
-    return nt.QuantExperts(gate_up, nibble.pack_experts(quantized(N, I), act_scheme=act_scheme, **backend), "quick_gelu" if limits else "silu")
+    down = nibble.pack_experts(quantized(N, I), act_scheme=act_scheme, **backend)
+    shared_gate = torch.nn.Linear(K, 1, bias=False, device=device) if gate else None
+    return nt.QuantExperts(gate_up, down, "quick_gelu" if limits else "silu", shared=shared, shared_gate=shared_gate)
 
 
 def tokens(count: int, dtype: torch.dtype, device: str):
@@ -45,6 +49,34 @@ def check(y, wanted, gpus: bool) -> None:
         assert torch.equal(y, wanted)
     else:
         assert distance(y.float().cpu(), wanted.float().cpu()) < (1e-2 if y.dtype == torch.bfloat16 else 1e-4)
+
+
+@torch.no_grad()
+def check_shared(rank: int, ranks: int, device: str, gpus: bool) -> None:
+    """Shared experts are on every rank; the tokens of each, of some ranks none, and the same tokens everywhere."""
+    own = nt._torch_parallel._experts
+    for scheme, shared, gate in (("u4zg32", 1, False), ("s8r_s8c", 2, False), ("u4b8g32", 2, True)):
+        whole = layer(scheme, device, shared, gate)
+        experts = nt.ParallelExperts(own(whole.gate_up), own(whole.down), shared=shared, shared_gate=whole.shared_gate)
+        assert (experts.num_experts, experts.shared, experts.gate_up.shape[0]) == (E, shared, E // ranks + shared)
+        routed = slice(rank * E // ranks, (rank + 1) * E // ranks)
+        assert torch.equal(experts.gate_up, torch.cat([whole.gate_up[routed], whole.gate_up[E:]]))
+        for each in (0, 1, 23):
+            sizes = [each * r for r in range(ranks)]
+            x, ids, weights = tokens(sum(sizes), torch.float32, device)
+            ids[1::4, 2] = E  # of other processes in transformers' words, and not the first shared expert
+            mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+            y, wanted = experts(x[mine], ids[mine], weights[mine]), whole(x, ids, weights)[mine]
+            if gate:  # whose own last bits are those of a product of so many tokens
+                assert y.shape == wanted.shape and (y.numel() == 0 or distance(y.cpu(), wanted.cpu()) < 1e-6)
+            else:
+                check(y, wanted, gpus)
+        model = torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"experts": whole})})
+        assert nt.shard_experts(model, replicated=True) == ["mlp.experts"] and type(model["mlp"]["experts"]) is nt.ParallelExperts
+        x, ids, weights = tokens(7, torch.bfloat16 if not gate else torch.float32, device)
+        check(model["mlp"]["experts"](x, ids, weights), whole(x, ids, weights), gpus)
+    with pytest.raises(nibble.InvalidArgument, match=f"E={E + 1} does not divide among {ranks} ranks"):
+        nt.ParallelExperts(own(whole.gate_up), own(whole.down), shared=1)
 
 
 def rank_main(rank: int, port: int, gpus: bool, ranks: int) -> None:
@@ -89,6 +121,7 @@ def rank_main(rank: int, port: int, gpus: bool, ranks: int) -> None:
         y = experts(x, ids, weights)  # of this rank's tokens, whose experts are anywhere
         # docs: end share
         check(y, whole(x, ids, weights), gpus)
+    check_shared(rank, ranks, device, gpus)
     with pytest.raises(nibble.InvalidArgument, match=f"E=9 does not divide among {ranks} ranks"):
         nt.ParallelExperts.share(9)
     dist.destroy_process_group()
@@ -103,3 +136,38 @@ def test_processes(ranks, gpus):
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     torch.multiprocessing.spawn(rank_main, args=(port, gpus, ranks), nprocs=ranks)
+
+
+def model_main(rank: int, port: int, ranks: int) -> None:
+    """A fused model of Qwen2-MoE's, with its shared expert and the gate of it among the experts, divided and put back."""
+    import torch.distributed as dist
+    from test_shared_experts import block_of, converted
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    for kind, shared in (("qwen2", 4), ("deepseek", 2)):
+        whole = converted(kind)
+        nt.fuse(whole)
+        model = copy.deepcopy(whole)
+        assert "model.layers.1.mlp.experts" in nt.shard_experts(model, replicated=True)
+        experts = block_of(model).experts
+        assert type(experts) is nt.ParallelExperts and (experts.shared, experts.num_experts, experts.gate_up.shape[0]) == (shared, 8, 8 // ranks + shared)
+        ids = torch.randint(128, (2, 9), generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            wanted = whole(ids).logits
+            assert distance(model(ids).logits, wanted) < 1e-6
+            nt.unfuse(model)
+            experts = block_of(model).experts
+            assert type(experts) is nt.ParallelExperts and (experts.shared, experts.gate_up.shape[0]) == (0, 8 // ranks)
+            assert distance(model(ids).logits, wanted) < 1e-5
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_models_with_shared_experts(ranks):
+    pytest.importorskip("transformers")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    torch.multiprocessing.spawn(model_main, args=(port, ranks), nprocs=ranks)

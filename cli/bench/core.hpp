@@ -294,6 +294,8 @@ class BenchMachine {
   virtual Ceiling peak_for(DType a_dtype, const ActScheme& act_scheme) const = 0;
   /// Bytes of copies of one weight in rotation.
   virtual std::uint64_t cold_bytes() const = 0;
+  /// Reads new copies of weights once before they are timed, where that changes how fast they are read afterwards.
+  virtual void settle(std::span<const std::span<const std::byte>> /*copies*/) {}
   /// The contestant that runs `plan` on the copies in rotation.
   virtual Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) = 0;
   /// Memory of the machine with a copy of these bytes, freed with its last owner.

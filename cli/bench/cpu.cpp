@@ -243,10 +243,23 @@ class Cpu : public BenchMachine {
     return static_cast<std::uint64_t>(device.memory_bytes > 0 ? std::min(wanted, device.memory_bytes / 8) : wanted);
   }
 
+  // Reads new copies and the memory of the probe once. Memory was seen to be read at two thirds of its speed the first time after so much of
+  // it had been written, which would be taken for the speed of a kernel, or for the bandwidth that it is compared with.
+  void settle(std::span<const std::span<const std::byte>> copies) override {
+    executor_.parallel_for(static_cast<std::int64_t>(copies.size()), [&](std::int64_t i) {
+      const std::span<const std::byte> bytes = copies[static_cast<std::size_t>(i)];
+      sink_.fetch_add(
+          std::accumulate(bytes.begin(), bytes.end(), 0U, [](unsigned sum, std::byte b) { return sum + unsigned(b); }),
+          std::memory_order_relaxed);
+    });
+    constexpr double kTimes = 3;  // the probe has more than cold_bytes(), and is slower until then
+    (void)probe_.measure(Ceiling::read, kTimes * static_cast<double>(cold_bytes()) / 1e9 / roofline_.read_gbytes_per_s);
+  }
+
   Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
     auto acts = activations_for(work);
     if (!acts.ok()) return acts.status();
-    settle(copies);
+    settle_once(copies);
     PlanRun run{.plan = plan,
                 .copies = copies,
                 .executor = executor_,
@@ -315,19 +328,13 @@ class Cpu : public BenchMachine {
   }
 
  private:
-  // Reads new copies and the memory of the probe once. Memory was seen to be read at two thirds of its speed the first time after so much of
-  // it had been written, which would be taken for the speed of a kernel, or for the bandwidth that it is compared with.
-  void settle(const Copies& copies) {
+  // A layer's, for all of its plans.
+  void settle_once(const Copies& copies) {
     if (settled_.lock() == copies) return;
     settled_ = copies;
-    executor_.parallel_for(static_cast<std::int64_t>(copies->size()), [&](std::int64_t i) {
-      const std::span<const std::byte> bytes = (*copies)[static_cast<std::size_t>(i)].bytes();
-      sink_.fetch_add(
-          std::accumulate(bytes.begin(), bytes.end(), 0U, [](unsigned sum, std::byte b) { return sum + unsigned(b); }),
-          std::memory_order_relaxed);
-    });
-    constexpr double kTimes = 3;  // the probe has more than cold_bytes(), and is slower until then
-    (void)probe_.measure(Ceiling::read, kTimes * static_cast<double>(cold_bytes()) / 1e9 / roofline_.read_gbytes_per_s);
+    std::vector<std::span<const std::byte>> bytes;
+    for (const PackedWeight& copy : *copies) bytes.push_back(copy.bytes());
+    settle(bytes);
   }
 
   Executor& executor_;

@@ -130,6 +130,13 @@ Status compare(const MoeCase& layer, const Weights& weights, const Memory& memor
 struct Packed {
   std::vector<PackedExperts> gate_up, down;
 
+  std::vector<std::span<const std::byte>> bytes() const {
+    std::vector<std::span<const std::byte>> all;
+    for (const auto* each : {&gate_up, &down})
+      for (const PackedExperts& copy : *each)
+        for (std::int64_t e = 0; e < copy.count(); ++e) all.push_back(copy[e].bytes());
+    return all;
+  }
   std::size_t expert_bytes() const { return gate_up.front()[0].bytes().size() + down.front()[0].bytes().size(); }
 };
 Result<Packed> pack_all(const MoeCase& layer, const Weights& weights, DType type, const BenchSpec& spec, BenchMachine& machine) {
@@ -253,6 +260,7 @@ Result<LayerBench> bench_moe(const MoeCase& layer, const BenchSpec& spec, BenchM
     step(what + " packing");
     const auto packed = pack_all(layer, *weights, type, spec, machine);
     if (!packed.ok()) return packed.status();
+    machine.settle(packed->bytes());
     for (const Routing routing : layer.routings)
       for (const std::int64_t tokens : layer.m) {
         step(fmt::format("{} {} M={}", what, name(routing), tokens));

@@ -130,7 +130,11 @@ class Tampering : public BenchMachine {
   const Roofline& roofline() const override { return cpu_->roofline(); }
   Result<double> probe(Ceiling, double) override { return 1.0; }
   Ceiling peak_for(DType type, const ActScheme& scheme) const override { return cpu_->peak_for(type, scheme); }
-  std::uint64_t cold_bytes() const override { return 1; }
+  std::uint64_t cold_bytes() const override { return cold; }
+  void settle(std::span<const std::span<const std::byte>> copies) override {
+    for (const std::span<const std::byte> copy : copies) settled += copy.size();
+    cpu_->settle(copies);
+  }
   Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
     return cpu_->contestant(plan, copies, work);
   }
@@ -154,6 +158,9 @@ class Tampering : public BenchMachine {
     return std::unique_ptr<Baseline>();
   }
   std::string baseline_description() const override { return "none"; }
+
+  std::uint64_t cold = 1;
+  std::size_t settled = 0;  // bytes of weights that were read before they were timed
 
  private:
   std::unique_ptr<BenchMachine> cpu_;
@@ -186,7 +193,13 @@ TEST(Bench, ALayerOfExpertsWithAWrongResultIsNotMeasured) {
   Tampering right(0), wrong(4 * 3 + 1);  // D comes last: channel 60 of 64
   const auto measured = bench_moe(layers->front(), spec, right, [](const std::string&) {});
   ASSERT_TRUE(measured.ok()) << measured.status().message();
-  EXPECT_EQ(measured->results.size(), 1u);
+  ASSERT_EQ(measured->results.size(), 1u);
+  const auto all = static_cast<std::size_t>(measured->results[0].moe->bytes * 4 / 2);  // 2 of 4 experts are hit
+  EXPECT_EQ(right.settled, all) << "every weight is read once before it is timed";
+  Tampering colder(0);
+  colder.cold = 3 * all;
+  ASSERT_TRUE(bench_moe(layers->front(), spec, colder, [](const std::string&) {}).ok());
+  EXPECT_EQ(colder.settled, 3 * all) << "of all copies";
   const auto refused = bench_moe(layers->front(), spec, wrong, [](const std::string&) {});
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), StatusCode::internal);

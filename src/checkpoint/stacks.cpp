@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 
+#include "checkpoint/config/names.hpp"
 #include "checkpoint/io/json.hpp"
 #include "core/error.hpp"
 
@@ -31,11 +32,16 @@ constexpr Part kParts[] = {{"", "weight"},
                            {"_shape", "weight_shape"},
                            {"_bias", "bias"}};
 
+/// compressed-tensors' weight_shape of all experts, whose elements are E, N and K.
+bool is_sizes(const TensorInfo& tensor) {
+  return tensor.name.ends_with("_shape") && tensor.shape == std::vector<std::int64_t>{3} &&
+         (tensor.dtype == DType::s64 || tensor.dtype == DType::s32);
+}
 /// The tensors of one matrix of all experts.
 struct Matrix {
   std::string_view name;
   std::vector<std::size_t> tensors;
-  const TensorInfo *weight = nullptr, *blocks = nullptr, *packed = nullptr, *scale = nullptr;
+  const TensorInfo *weight = nullptr, *blocks = nullptr, *packed = nullptr, *scale = nullptr, *sizes = nullptr;
 
   /// What has its codes; null: nothing that could be those of experts.
   const TensorInfo* codes() const {
@@ -62,6 +68,8 @@ Matrix find(std::string_view name, const Group& group, const storage::Shards& sh
       matrix.packed = &tensor;
     else if (part->suffix.starts_with("weight_scale"))
       matrix.scale = &tensor;
+    else if (is_sizes(tensor))
+      matrix.sizes = &tensor;
     matrix.tensors.push_back(i);
   }
   return matrix;
@@ -84,19 +92,23 @@ bool is_readable(const Matrix& matrix) {
   return matrix.weight->dtype == DType::e4m3 && matrix.scale != nullptr && is_compute_float(matrix.scale->dtype);
 }
 
-/// compressed-tensors' weight_shape of all experts, whose elements are E, N and K.
-bool is_sizes(const TensorInfo& tensor) {
-  return tensor.name.ends_with("_shape") && tensor.shape == std::vector<std::int64_t>{3} &&
-         (tensor.dtype == DType::s64 || tensor.dtype == DType::s32);
-}
-std::int64_t first_size(const TensorInfo& tensor, const std::byte* data) {
+/// Its element i.
+std::int64_t size_at(std::size_t i, const TensorInfo& tensor, const std::byte* data) {
   std::int64_t wide = 0;
   std::int32_t narrow = 0;
   if (tensor.dtype == DType::s64)
-    std::memcpy(&wide, data, sizeof wide);
+    std::memcpy(&wide, data + i * sizeof wide, sizeof wide);
   else
-    std::memcpy(&narrow, data, sizeof narrow);
+    std::memcpy(&narrow, data + i * sizeof narrow, sizeof narrow);
   return tensor.dtype == DType::s64 ? wide : narrow;
+}
+
+/// The input channels of rows whose codes share bytes; nullopt: no tensor says.
+std::optional<std::int64_t> inputs(const Matrix& matrix, const storage::Shards& shards) {
+  constexpr std::int64_t kBlock = 32;  // of MXFP4
+  if (matrix.blocks != nullptr) return matrix.blocks->shape[2] * kBlock;
+  if (matrix.sizes == nullptr) return std::nullopt;
+  return size_at(2, *matrix.sizes, shards.data[static_cast<std::size_t>(matrix.sizes - shards.tensors.data())]);
 }
 
 /// Why the tensors are no experts; empty where they are. Sets `columns` where weights are [K,N].
@@ -113,13 +125,21 @@ std::string objection(const Matrix& up, const Matrix& down, const storage::Shard
       return fmt::format("{} and {} do not belong to each other: gate_up has twice as many outputs as down has inputs",
                          described(first), described(second));
     columns = *order;
+  } else {
+    const auto up_k = inputs(up, shards), down_k = inputs(down, shards);
+    if ((down_k && first.shape[1] != 2 * *down_k) || (up_k && second.shape[1] != *up_k))
+      return fmt::format(
+          "{} and {} do not belong to each other: gate_up has twice as many outputs as down has inputs, and its inputs are "
+          "down's "
+          "outputs",
+          described(first), described(second));
   }
   const std::int64_t experts = first.shape.front();
   if (experts < 1 || experts > kMostExperts) return fmt::format("{}: of 1…{} experts", described(first), kMostExperts);
   for (const Matrix* matrix : {&up, &down})
     for (const std::size_t i : matrix->tensors) {
       const TensorInfo& tensor = shards.tensors[i];
-      if (is_sizes(tensor) ? first_size(tensor, shards.data[i]) != experts
+      if (is_sizes(tensor) ? size_at(0, tensor, shards.data[i]) != experts
                            : tensor.shape.empty() || tensor.shape.front() != experts)
         return fmt::format("{} is not of {} experts, as {} is", described(tensor), experts, described(first));
     }
@@ -140,6 +160,22 @@ StackedElement stacked_element(const Group::Stack& stack, const TensorInfo& tens
   const bool row = stack.transposed && shape.size() == 3 && shape[1] == 1;
   const std::uint64_t bytes = tensor.bytes / static_cast<std::uint64_t>(shape.front());
   return {static_cast<std::uint64_t>(stack.expert) * bytes, bytes, {shape.begin() + (row ? 2 : 1), shape.end()}};
+}
+
+Result<bool> takes_turns(const Checkpoint::Impl& in, std::string_view stack) {
+  const std::string& model = in.config.model_type;
+  if (model == "gpt_oss") return true;
+  if (model == "openai_privacy_filter") return false;
+  const auto has = [&](std::string_view rest) {
+    return in.tensor_index.contains(storage::join_name(std::string(stack), fmt::format("{}{}", kGateUp, rest)));
+  };
+  if (!has("_bias") && !has("_blocks")) return false;
+  if (model.empty()) return true;
+  return error(
+      StatusCode::unsupported,
+      "{}: experts {} are gpt_oss's, in which rows of gate and up take turns, or openai_privacy_filter's, in which they do "
+      "not; of model_type {} that is not known: let the program that made it store each expert's gate_proj and up_proj",
+      stack, has("_blocks") ? "of MXFP4" : "with biases", storage::printable(model));
 }
 
 Result<QuantTensor> deinterleaved(QuantTensor q) {

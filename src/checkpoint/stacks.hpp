@@ -40,6 +40,10 @@ struct StackedElement {
 };
 StackedElement stacked_element(const Checkpoint::Impl::Group::Stack& stack, const TensorInfo& tensor);
 
+/// Whether rows of gate and up take turns in the one matrix of a stack, the gate's first, which no tensor says: in gpt-oss they do. Experts
+/// with biases, or of MXFP4, are gpt-oss's where no model_type says otherwise. Errors: unsupported for those of a model that is not known.
+Result<bool> takes_turns(const Checkpoint::Impl& in, std::string_view stack);
+
 /// Rows 0, 2, 4, … and then rows 1, 3, 5, …: gate and up one below the other, of gpt-oss, whose rows of both take turns.
 Result<QuantTensor> deinterleaved(QuantTensor q);
 

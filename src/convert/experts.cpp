@@ -16,17 +16,11 @@ namespace {
 /// Models whose experts are w1, w3 and w2, one by one.
 constexpr std::string_view kMixtralLike[] = {"mixtral", "minimax",  "minimax_m2", "minimax_m3_vl",
                                              "phimoe",  "lfm2_moe", "deepseek_v4"};
-constexpr std::string_view kTakesTurns = "gpt_oss";  // the model_type of gpt-oss
 
 /// "gate_up_proj" of "model.layers.0.mlp.experts.7.gate_up_proj".
 std::string_view matrix_of(const Module& module) { return std::string_view(module.name).substr(module.name.rfind('.') + 1); }
 bool is_gate_up(const Checkpoint::Impl& in, const Module& module) {
   return is_stacked(in, module) && matrix_of(module) == "gate_up_proj";
-}
-
-/// Whether rows of gate and up take turns, as those of experts with biases do.
-bool takes_turns(const Checkpoint::Impl& in, const Module& module) {
-  return in.tensor_index.contains(storage::join_name(module.stack, "gate_up_proj_bias"));
 }
 
 /// Rows [begin,end), whose scales are their own.
@@ -91,13 +85,7 @@ Status check_one_by_one(const Checkpoint::Impl& in, const Module& module) {
                      "one by one it would be {}, which is there already; remove one of both from the checkpoint", written.name);
   if (!is_gate_up(in, module)) return {};
   const std::int64_t height = module.scheme.is_dense() ? 1 : module.scheme.group.n;  // 0: all rows share a scale
-  const bool turns = takes_turns(in, module);
-  if (turns && !in.config.model_type.empty() && in.config.model_type != kTakesTurns)
-    return error(
-        StatusCode::unsupported,
-        "rows of gate and up take turns in experts with biases of {}; of model_type {} that is not known, so its experts are "
-        "not written one by one; let the program that made it do so",
-        kTakesTurns, storage::printable(in.config.model_type));
+  NIBBLE_ASSIGN_OR_RETURN(const bool turns, takes_turns(in, module.stack));
   if (module.n % 2 != 0) return error(StatusCode::unsupported, "{} rows are not those of a gate and as many of up", module.n);
   if (height > 1 && (turns || (module.n / 2) % height != 0))
     return error(StatusCode::unsupported,
@@ -113,7 +101,8 @@ Result<std::vector<QuantTensor>> written_weights(const Checkpoint::Impl& in, con
     parts.push_back(std::move(q));
     return parts;
   }
-  if (takes_turns(in, module)) {
+  NIBBLE_ASSIGN_OR_RETURN(const bool turns, takes_turns(in, module.stack));
+  if (turns) {
     NIBBLE_ASSIGN_OR_RETURN(q, deinterleaved(std::move(q)));
   }
   const std::int64_t half = q.n / 2;

@@ -74,7 +74,10 @@ Result<ExpertLayer> layer_of(const Checkpoint& checkpoint, std::string_view name
       for (std::int64_t e = 0; std::ssize(experts) < count && e < count; ++e)
         if (!experts.contains(e)) return error(StatusCode::not_found, "{}: expert {} of {} has no {}", name, e, count, matrix);
     }
-    layer.interleaved = checkpoint.find_tensor(layer.name + ".gate_up_proj_bias") != nullptr;
+    const Module* const first = checkpoint.find_module(fmt::format("{}.0.{}", name, names.gate_up.front()));
+    if (first != nullptr && !first->stack.empty()) {
+      NIBBLE_ASSIGN_OR_RETURN(layer.interleaved, takes_turns(checkpoint.impl(), first->stack));
+    }
     return layer;
   }
   std::string found;

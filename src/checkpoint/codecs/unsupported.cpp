@@ -37,7 +37,7 @@ constexpr Row kRows[] = {
     {"INT4 (Quark)", {{{"weight", kS32}, {"weight_scale"}}}},
     {"MXFP4 (ModelOpt, Quark)", {{{"weight", kU8}, {"weight_scale", kU8}}}},
     {"unsigned bytes with scales (Quark, stacked experts of ModelOpt)", {{{"weight", kU8}, {"weight_scale"}}}},
-    {"MXFP4 (gpt-oss)", {{{"*_blocks", kU8}, {"*_scales", kU8}}}},
+    {"MXFP4 (gpt-oss), in tensors that do not fit each other", {{{"*_blocks", kU8}, {"*_scales", kU8}}}},
     {"MXFP4 (gpt-oss)", {{{"blocks", kU8}, {"scales", kU8}}}},
     {"LLM.int8 (bitsandbytes)", {{{"weight", kS8}, {"SCB"}}}},
     {"int8 without weight_scale", {{{"weight", kS8}}}},

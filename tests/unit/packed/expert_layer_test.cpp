@@ -155,6 +155,36 @@ TEST_F(ExpertLayers, StoredTogetherAreModules) {
   EXPECT_THAT(opened.read(module, LayerPart{.end = 8}).status().message(), HasSubstr("which are read whole"));
 }
 
+/// Whether rows of gate and up take turns is the model's, and no tensor says it.
+TEST_F(ExpertLayers, TakeTurnsAsTheirModelSays) {
+  expect_layer(checkpoint(turns(), R"({"model_type": "gpt_oss"})"), true);
+  std::vector<TensorSource> concatenated = columns();
+  concatenated.push_back(
+      tensor(std::string(kLayer) + ".gate_up_proj_bias", {kExperts, 2 * kBetween}, [](auto at) { return bias(at[0], at[1]); }));
+  concatenated.push_back(
+      tensor(std::string(kLayer) + ".down_proj_bias", {kExperts, kHidden}, [](auto at) { return bias(at[0], at[1]); }));
+  const Checkpoint filter = checkpoint(concatenated, R"({"model_type": "openai_privacy_filter"})");
+  EXPECT_FALSE(expert_layers(filter).at(0).interleaved);
+  expect_layer(filter, true);
+  const fs::path out = scratch_.path() / "apart";
+  ASSERT_TRUE(
+      quantize_checkpoint(filter.path(), out, {.format = "gptq", .scheme = *Scheme::parse("u8b128g32", DType::none)}).ok());
+  const Checkpoint apart = *Checkpoint::open(out);
+  const QuantTensor up = *read_gate_up(apart, expert_layers(apart).at(0), 1);
+  for (std::int64_t n = 0; n < up.n; ++n) EXPECT_EQ(up.bias.at(n), bias(1, n));
+
+  const Checkpoint unknown = checkpoint(turns(), R"({"model_type": "some_moe"})");
+  std::vector<ModuleNote> notes;
+  EXPECT_TRUE(expert_layers(unknown, &notes).empty());
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_EQ(notes[0].module, kLayer);
+  const Status refused = expert_layer(unknown, kLayer).status();
+  EXPECT_EQ(refused.code(), StatusCode::unsupported);
+  EXPECT_THAT(refused.message(), HasSubstr("experts with biases are gpt_oss's, in which rows of gate and up take turns"));
+  EXPECT_THAT(refused.message(), HasSubstr("of model_type \"some_moe\" that is not known"));
+  EXPECT_FALSE(expert_layers(checkpoint(rows(), R"({"model_type": "some_moe"})")).at(0).interleaved) << "without biases";
+}
+
 /// MXFP4 by its definition, of codes in every place and exponents of every expert.
 TEST_F(ExpertLayers, OfGptOssAreMxfp4) {
   const std::string layer = kLayer;
@@ -409,10 +439,10 @@ TEST_F(ExpertLayers, StoredTogetherAreLeftTogether) {
   EXPECT_EQ(taken->modules.size(), 1u) << "the module of its own";
   ASSERT_EQ(taken->left.size(), 2u * kExperts);
   EXPECT_THAT(taken->left.front().why, HasSubstr("it would be model.layers.0.mlp.experts.1.up_proj, which is there already"));
-  const Checkpoint biased = checkpoint(turns(), R"({"model_type": "openai_privacy_filter"})");
+  const Checkpoint biased = checkpoint(turns(), R"({"model_type": "some_moe"})");
   const Status unknown = quantize_checkpoint(biased.path(), scratch_.path() / "never", {.scheme = scheme("u4b8g32")}).status();
   EXPECT_EQ(unknown.code(), StatusCode::invalid_argument);
-  EXPECT_THAT(unknown.message(), HasSubstr("of model_type \"openai_privacy_filter\" that is not known"));
+  EXPECT_THAT(unknown.message(), HasSubstr("of model_type \"some_moe\" that is not known"));
   EXPECT_FALSE(fs::exists(scratch_.path() / "never"));
 }
 
@@ -565,6 +595,14 @@ TEST_F(ExpertLayers, OfShapesThatDoNotFitAreNone) {
                                       return bytes;
                                     }}};
   };
+  // Outputs of gate_up and blocks of its inputs, and those of down.
+  const auto mxfp4 = [&](std::int64_t n, std::int64_t k, std::int64_t down_n, std::int64_t down_k) {
+    return std::vector{tensor(layer + ".gate_up_proj_blocks", {2, n, k, 16}, one, DType::u8),
+                       tensor(layer + ".gate_up_proj_scales", {2, n, k}, one, DType::u8),
+                       tensor(layer + ".down_proj_blocks", {2, down_n, down_k, 16}, one, DType::u8),
+                       tensor(layer + ".down_proj_scales", {2, down_n, down_k}, one, DType::u8)};
+  };
+  EXPECT_EQ(expert_layers(checkpoint(mxfp4(64, 2, 64, 1), R"({"model_type": "gpt_oss"})")).size(), 1u) << "which belong together";
   const struct {
     std::vector<TensorSource> tensors;
     const char* part;
@@ -584,12 +622,18 @@ TEST_F(ExpertLayers, OfShapesThatDoNotFitAreNone) {
       {{tensor(layer + ".gate_up_proj", {2, 64, 16}, one), tensor(layer + ".down_proj", {2, 16, 32}, one),
         tensor(layer + ".1.down_proj.weight", {16, 32}, one)},
        "is the name of a module, and of an expert"},
-      {ct({2, 64, 8}, {2, 32, 8}, {3, 64, 64}), "gate_up_proj_shape\" s64 [3] is not of 2 experts"},
-      {ct({2, 64, 8}, {3, 32, 8}, {2, 64, 64}), "is not of 2 experts"},
+      {ct({2, 64, 8}, {2, 48, 8}, {2, 64, 64}), "do not belong to each other: gate_up has twice"},
+      {mxfp4(64, 2, 64, 2), "do not belong to each other: gate_up has twice"},
+      {mxfp4(64, 2, 32, 1), "do not belong to each other: gate_up has twice"},
+      {mxfp4(96, 2, 64, 1), "do not belong to each other: gate_up has twice"},
+      {ct({2, 64, 8}, {2, 64, 4}, {3, 64, 64}), "gate_up_proj_shape\" s64 [3] is not of 2 experts"},
+      {ct({2, 64, 8}, {3, 64, 4}, {2, 64, 64}), "is not of 2 experts"},
   };
   for (const auto& c : cases) {
     const Checkpoint opened = checkpoint(c.tensors);
-    ASSERT_EQ(opened.notes().size(), 1u) << c.part;
+    // Of MXFP4 there is a second: the tensors as they are, which are no modules.
+    const bool mxfp4_too = c.tensors.front().name.ends_with("_blocks");
+    ASSERT_EQ(opened.notes().size(), mxfp4_too ? 2u : 1u) << c.part;
     EXPECT_THAT(opened.notes()[0].text, HasSubstr(c.part));
     EXPECT_EQ(opened.notes()[0].severity, Note::Severity::warning);
     for (const Module& module : opened.modules()) EXPECT_TRUE(module.stack.empty()) << module.name;

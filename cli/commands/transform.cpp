@@ -248,7 +248,8 @@ void add_quantize(CLI::App& app, Action& action) {
           ->type_name("FILE");
   command
       ->add_option("--smooth", options->smooth,
-                   "SmoothQuant: move the outliers of activations into the weights behind the norms of Llama-like models, 0 to 1")
+                   "SmoothQuant: move the outliers of activations into the weights behind the norms of Llama-like models and "
+                   "mixtures of experts, 0 to 1")
       ->check(between(0.0, 1.0))
       ->type_name("ALPHA")
       ->needs(calibration);

@@ -5,6 +5,10 @@
 // No checkpoint format has a place for 1/s, so it is folded into the weight of the preceding norm, and all layers after one norm share one
 // s. Which layers those are depends on the model's code: it is known for some model types, others are refused. Source:
 // mit-han-lab/smoothquant smoothquant/smooth.py.
+//
+// Before a mixture of experts they are the gate and up of all experts, of a shared one too, and what stays float: the router, and the shared
+// expert's gate. W·diag(s) of these is written as well. There s are powers of two, so that norm / s and W·diag(s) are exact, and the router
+// chooses the experts that it chose before, by the same bits.
 #pragma once
 
 #include <filesystem>
@@ -33,10 +37,11 @@ class Calibration {
 
 /// How a checkpoint is smoothed.
 struct Smoothing {
-  std::unordered_map<std::string, std::vector<float>> factors;  // s of each smoothed module
-  std::unordered_map<std::string, std::vector<float>> absmax;   // of its inputs before that, over all modules that share them
-  std::unordered_map<std::string, Tensor> norms;                // the new weights of norms, by tensor name
-  std::vector<Note> notes;                                      // layers left as they are, and why
+  using Channels = std::shared_ptr<const std::vector<float>>;
+  std::unordered_map<std::string, Channels> factors;  // s of each smoothed module, by the name it is written with
+  std::unordered_map<std::string, Channels> absmax;   // of its inputs before that, over all modules that share them
+  std::unordered_map<std::string, Tensor> changed;    // the new weights of norms and routers, by tensor name
+  std::vector<Note> notes;                            // layers left as they are, and why
 };
 
 /// All or nothing per norm: it is folded when all layers behind it are in `selected` and the calibration knows their input.

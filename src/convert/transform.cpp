@@ -300,12 +300,12 @@ Status write_tensors(const Transform& t, const fs::path& path, bool one_file, Tr
       for (const Module* module : piece->modules) done += module->bytes;
       if (piece->modules.empty()) {
         done += tensor.bytes;
-        const auto norm = t.smoothing.norms.find(tensor.name);
+        const auto changed = t.smoothing.changed.find(tensor.name);
         Tensor stored;
-        if (norm == t.smoothing.norms.end()) {
+        if (changed == t.smoothing.changed.end()) {
           NIBBLE_ASSIGN_OR_RETURN(stored, t.in.shards.load(piece->tensor));
         }
-        const Tensor& now = norm == t.smoothing.norms.end() ? stored : norm->second;
+        const Tensor& now = changed == t.smoothing.changed.end() ? stored : changed->second;
         NIBBLE_RETURN_IF_ERROR(add(tensor.name, tensor.dtype, tensor.shape, now.bytes));
         continue;
       }
@@ -719,7 +719,7 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
   const auto rewrite_one = [&](const Module& module, const Module& stored, const Tensor& original,
                                Tensor bias) -> Result<Rewritten> {
     const auto factors = smoothing.factors.find(module.name);
-    const std::vector<float>* s = factors == smoothing.factors.end() ? nullptr : &factors->second;
+    const std::vector<float>* s = factors == smoothing.factors.end() ? nullptr : factors->second.get();
     const Tensor smoothed = s == nullptr ? Tensor() : scaled_columns(original, *s, executor);
     const auto view = [&](const Tensor& w) { return ConstTensorView(w.bytes.data(), w.dtype, {module.n, module.k}); };
     QuantizeSpec how{spec.scheme.weight, spec.clip_search};
@@ -731,7 +731,7 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
     if (is_static) {
       std::optional<std::vector<float>> absmax;
       if (s != nullptr) {
-        absmax = smoothing.absmax.at(module.name);
+        absmax = *smoothing.absmax.at(module.name);
       } else {
         NIBBLE_ASSIGN_OR_RETURN(absmax, calibration->absmax(module));
         if (!absmax && stored.name != module.name) {  // gate and up read the same

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <unordered_set>
+#include <utility>
 
 #include "checkpoint/checkpoint_impl.hpp"
 #include "checkpoint/config/ct_config.hpp"
@@ -521,6 +522,16 @@ Tensor scaled_columns(const Tensor& w, const std::vector<float>& s, Executor& ex
   return out;
 }
 
+/// W·diag(prescale), rounded to the type.
+Tensor with_prescale(const Tensor& w, const Tensor& prescale, DType dtype, Executor& executor) {
+  Tensor out(dtype, w.shape);
+  const std::int64_t cols = w.shape[1];
+  executor.parallel_for(w.shape[0], [&](std::int64_t n) {
+    for (std::int64_t k = 0; k < cols; ++k) out.set(n * cols + k, w.at(n * cols + k) * prescale.at(k));
+  });
+  return out;
+}
+
 /// The scale with which the largest activation becomes the largest code.
 Result<StaticActs> static_scale(const Module& module, const ActScheme& act, const std::optional<std::vector<float>>& absmax,
                                 const std::vector<float>* s) {
@@ -841,11 +852,11 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
   transform.rewrite = [&](const Module& module) -> Result<std::vector<Rewritten>> {
     NIBBLE_RETURN_IF_ERROR(refuse_code_units(module));
     NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, read(*in, module, transform.notes));
-    if (!q.prescale.empty())
-      return error(StatusCode::unsupported,
-                   "module {}: its activations are scaled per input channel first; a weight alone cannot express that",
-                   module.name);
-    Result<Tensor> weight = options.dequantize ? options.dequantize(q, dtype) : dequantize(q, dtype, executor);
+    // (x·diag(s))·Wᵀ = x·(W·diag(s))ᵀ: rounded once, after the product.
+    const Tensor prescale = std::exchange(q.prescale, Tensor());
+    const DType exact = prescale.empty() ? dtype : DType::f32;
+    Result<Tensor> weight = options.dequantize ? options.dequantize(q, exact) : dequantize(q, exact, executor);
+    if (weight.ok() && !prescale.empty()) weight = with_prescale(*weight, prescale, dtype, executor);
     if (!weight.ok()) return weight.status().with_context(module.name);
     Rewritten rewritten{{}, q.scheme, false, {module.name, std::string(name(dtype)), std::nullopt}};
     rewritten.tensors.push_back({"weight", module.filter ? as_oihw(*weight, *module.filter) : *std::move(weight)});

@@ -159,7 +159,10 @@ Result<QuantTensor> read_gate_up(const Checkpoint& checkpoint, const ExpertLayer
   if (parts.size() > 1) {
     Result<QuantTensor> joined = join(parts);
     if (joined.ok()) return joined;
-    return joined.status().with_context(fmt::format("{}.{}", layer.name, expert));
+    const std::string remedy = parts[0].prescale == parts[1].prescale
+                                   ? ""
+                                   : "; dequantize the checkpoint, which multiplies them into the weights, and quantize it again";
+    return error(joined.status().code(), "{}.{}: {}{}", layer.name, expert, joined.status().message(), remedy);
   }
   if (!layer.interleaved) return std::move(parts.front());
   return deinterleaved(std::move(parts.front()));

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/config/format.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/expert_layer.hpp"
 #include "random_weights.hpp"
@@ -190,6 +191,53 @@ TEST(SmoothExperts, AreLeftWhereOneOfThemIs) {
   spec.skip.clear();
   spec.all = true;  // the router, too
   EXPECT_THAT(note(), HasSubstr("model.layers.0.mlp.gate is to be quantized, and chooses experts"));
+}
+
+/// ModelOpt's pre_quant_scale: one of an expert's gate and up is run, two are not; dequantized they are in the weights.
+TEST(PrescaledExperts, AreRunOrDequantized) {
+  const Scratch scratch;
+  std::vector<TensorSource> tensors;
+  std::vector<QuantTensor> weights;
+  std::vector<Tensor> factors;
+  for (std::uint64_t e = 0; e < 2; ++e)
+    for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
+      const bool down = name == std::string_view("down_proj");
+      const std::string module = kLayer + "mlp.experts." + std::to_string(e) + "." + name;
+      const WeightScheme scheme{DType::u4b8, ZeroKind::none, GroupShape::group(16), DType::f16};
+      const QuantTensor& q =
+          weights.emplace_back(random_weight(scheme, down ? kHidden : kBetween, down ? kBetween : kHidden, weights.size()));
+      Tensor factor = random_tensor(DType::bf16, {q.k}, e == 1 ? weights.size() : 40 + down);
+      for (std::int64_t k = 0; k < q.k; ++k) factor.set(k, 1.0f + factor.at(k));
+      auto encoded = *codec::find_format("compressed-tensors")->write(q);
+      for (codec::EncodedTensor& t : encoded)
+        tensors.push_back(source(module + "." + t.suffix, std::move(t.tensor)));
+      tensors.push_back(source(module + ".pre_quant_scale", factors.emplace_back(std::move(factor))));
+    }
+  write_inputs(scratch / "in.safetensors", tensors);
+  const Checkpoint in = *Checkpoint::open(scratch / "in.safetensors");
+  const ExpertLayer layer = expert_layers(in).at(0);
+  const auto joined = read_gate_up(in, layer, 0);
+  ASSERT_TRUE(joined.ok()) << joined.status().message();
+  EXPECT_FALSE(joined->prescale.empty());
+  const std::string refused = read_gate_up(in, layer, 1).status().message();
+  EXPECT_THAT(refused, HasSubstr("mlp.experts.1: "));
+  EXPECT_THAT(refused, HasSubstr("prescale differs"));
+  EXPECT_THAT(refused, HasSubstr("dequantize the checkpoint, which multiplies them into the weights, and quantize it again"));
+
+  const auto report = dequantize_checkpoint(scratch / "in.safetensors", scratch / "out.safetensors", DType::bf16);
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  const Checkpoint out = *Checkpoint::open(scratch / "out.safetensors");
+  EXPECT_TRUE(read_gate_up(out, expert_layers(out).at(0), 1).ok());
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const QuantTensor q = *out.read(out.modules()[i]);
+    ASSERT_TRUE(q.prescale.empty());
+    Tensor wanted(DType::bf16, {1});
+    for (std::int64_t n = 0; n < q.n; ++n)
+      for (std::int64_t k = 0; k < q.k; ++k) {
+        wanted.set(0, weights[i].value(n, k) * factors[i].at(k));
+        ASSERT_EQ(q.value(n, k), wanted.at(0)) << i << " " << n << " " << k;
+      }
+  }
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ class GroupedPlan {
              const Operands& operands, std::span<std::byte> workspace, Executor* executor = nullptr) const;
   /// The same for experts in device memory, as Plan::run with a stream: everything is device memory, the call enqueues and returns, and a
   /// captured graph serves every offsets, counts, rows and ids that are there when it is replayed. With counts, m_max has to be E·R; with ids D
-  /// is f32, f16 or bf16, with a multiple of 8 columns and nothing between its rows.
+  /// is f32, f16 or bf16, with a multiple of 8 columns and nothing between its rows, and there is no row_scale for each row.
   Status run(const PackedExperts& experts, const ConstTensorView& a, const ExpertRows& rows, const TensorView& d,
              const Operands& operands, std::span<std::byte> workspace, Stream stream) const;
 

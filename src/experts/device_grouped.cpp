@@ -34,11 +34,11 @@ struct RowsOf {
   const cuda::GatherRowsTask& like;  // source, and what says which rows there are
   Stream stream;
 
-  /// Rows `source` of `from`, [R,C] or [R], in `to`.
+  /// Rows `source` of the matrix `from`, in `to`.
   Result<ConstTensorView> operator()(const ConstTensorView& from, std::span<std::byte> to) const {
     cuda::GatherRowsTask gather = like;
     gather.from = from.data, gather.from_stride = from.stride(0), gather.type = from.dtype;
-    gather.columns = from.rank == 2 ? from.dim(1) : 1, gather.sources = static_cast<int>(from.dim(0));
+    gather.columns = from.dim(1), gather.sources = static_cast<int>(from.dim(0));
     gather.to = to.data(), gather.to_stride = experts::gathered_pitch(gather.columns);
     NIBBLE_RETURN_IF_ERROR(cuda::launch_gather_expert_rows(gather, stream));
     ConstTensorView made = from;
@@ -105,9 +105,9 @@ Status GroupedPlan::Impl::run_on_device(const PackedExperts& of, const ConstTens
 
 // By ids: results are sorted, as operands are before, and a gather by the inverse order puts them where they belong.
 //
-//   ids ──sort_rows──▶ pair_of, row_of, tiles;   A, gate, residual, row_scale ──gather by pair_of──▶ sorted ──product──▶ results ──gather by row_of──▶ D
+//   ids ──sort_rows──▶ pair_of, row_of, tiles;   A, gate, residual ──gather by pair_of──▶ sorted ──product──▶ results ──gather by row_of──▶ D
 //
-// Workspace: pair_of | row_of | expert_of | tiles | their count | rows of A | results | gate | residual | row_scale | of the plan
+// Workspace: pair_of | row_of | expert_of | tiles | their count | rows of A | results | gate | residual | of the plan
 
 std::size_t GroupedPlan::Impl::device_ids_workspace_bytes() const {
   const auto rows = static_cast<std::size_t>(spec.m_max);
@@ -117,8 +117,7 @@ std::size_t GroupedPlan::Impl::device_ids_workspace_bytes() const {
   const EpilogueSpec& e = spec.epilogue;
   return kDeviceAlignment + 3 * part(rows, sizeof(std::int32_t)) + part(rows, sizeof(cuda::ExpertTile)) + part(1, sizeof(int)) +
          matrix(k, spec.a_dtype) + matrix(columns(), e.out) +
-         static_cast<std::size_t>(e.gate + e.residual) * matrix(columns(), DType::f32) +
-         static_cast<std::size_t>(e.row_scale) * matrix(1, DType::f32) + plan.workspace_bytes();
+         static_cast<std::size_t>(e.gate + e.residual) * matrix(columns(), DType::f32) + plan.workspace_bytes();
 }
 
 Status GroupedPlan::Impl::run_ids_on_device(const PackedExperts& of, const ConstTensorView& a, const ConstTensorView& ids,
@@ -132,6 +131,10 @@ Status GroupedPlan::Impl::run_ids_on_device(const PackedExperts& of, const Const
                  "D is {} with {} columns, rows {} elements apart: by ids on a GPU it is f32, f16 or bf16, aligned to 16 bytes, "
                  "with a multiple of 8 columns and nothing between its rows; sort rows by expert, and give offsets",
                  name(d.dtype), columns(), d.stride(0));
+  if (spec.epilogue.row_scale && operands.row_scale.dim(0) != 1)
+    return error(
+        StatusCode::unsupported,
+        "by ids on a GPU there is no row_scale for each row: scale the rows of D, or sort rows by expert, and give offsets");
   NIBBLE_ASSIGN_OR_RETURN(experts::Arena arena, experts::Arena::of(workspace, device_ids_workspace_bytes(), kDeviceAlignment));
   const auto room = static_cast<std::size_t>(spec.m_max);
   cuda::SortTask sort{.ids = static_cast<const std::int32_t*>(ids.data),
@@ -171,9 +174,6 @@ Status GroupedPlan::Impl::run_ids_on_device(const PackedExperts& of, const Const
     if (there) {
       NIBBLE_ASSIGN_OR_RETURN(*view, sorted(*view, matrix(columns(), DType::f32)));
     }
-  if (spec.epilogue.row_scale && own.row_scale.dim(0) == all) {
-    NIBBLE_ASSIGN_OR_RETURN(own.row_scale, sorted(own.row_scale, matrix(1, DType::f32)));
-  }
   TensorView to(results.data(), d.dtype, {all, columns()});
   NIBBLE_RETURN_IF_ERROR(run_experts(plan, of.for_plans(), tiles, from, to, own, arena.rest(), stream));
   // By pair: row_of is −1 of none, whose row becomes zeros, and pair_of is negative nowhere.

@@ -166,14 +166,12 @@ TEST_P(ExpertConformance, GroupedRowsInEveryForm) {
           of_places(places);
       const testing::Copied workspace(std::vector<std::byte>(plan->workspace_bytes(), std::byte{0xff}));
       const auto run = [&](const Tensor& from, std::initializer_list<std::int64_t> a_shape, const ExpertRows& which,
-                           std::initializer_list<std::int64_t> d_shape, const Operands& with,
-                           const testing::Copied* other = nullptr) {
-        const testing::Copied& scratch = other == nullptr ? workspace : *other;
+                           std::initializer_list<std::int64_t> d_shape, const Operands& with) {
         const testing::Copied x(from.bytes), d(std::vector<float>(static_cast<std::size_t>(all * kN), 7.0f));
         Tensor result(spec.epilogue.out, {all, kN});
         const Status status = plan->run(*experts, ConstTensorView(x.memory.data(), type, a_shape), which,
                                         TensorView(d.memory.data(), spec.epilogue.out, d_shape), with,
-                                        {scratch.memory.data(), scratch.memory.size()}, Stream{});
+                                        {workspace.memory.data(), plan->workspace_bytes()}, Stream{});
         EXPECT_TRUE(status.ok()) << status.message();
         EXPECT_TRUE(copy_from_device(result.bytes.data(), d.memory.data(), result.bytes.size()).ok());
         return values(result);
@@ -197,28 +195,38 @@ TEST_P(ExpertConformance, GroupedRowsInEveryForm) {
             far)
             << what;
       }
-      if (floats && is_compute_float(spec.epilogue.out)) {  // 5 tokens of 5 experts each, some of which are none
+      if (floats) {  // 5 tokens of 5 experts each, some of which are none
+        LinearSpec by_ids = spec;
+        by_ids.epilogue.row_scale = false;
+        const auto plan_of_ids = GroupedPlan::make(*experts, by_ids, {.kernel = kernel}),
+                   host_of_ids = GroupedPlan::make(*host, by_ids);
+        ASSERT_TRUE(plan_of_ids.ok() && host_of_ids.ok()) << plan_of_ids.status().message();
         std::vector<std::int32_t> ids;
         for (std::int32_t i = 0; i < rows; ++i) ids.push_back(i % 7 == 3 ? -1 : i * 5 % 4 == 1 ? 2 : i * 5 % 4);
-        const testing::Copied of_ids(ids), by_ids(std::vector<std::byte>(plan->ids_workspace_bytes(), std::byte{0xff}));
-        for (const bool pairs : {false, true}) {
-          const Tensor& x = pairs ? a : tokens;
-          Tensor d(spec.epilogue.out, {rows, kN});
-          std::vector<std::byte> scratch(on_host->ids_workspace_bytes());
-          ASSERT_TRUE(on_host
-                          ->run(*host, ConstTensorView(x.bytes.data(), type, {x.shape[0], kK}),
-                                {.ids = ConstTensorView(ids.data(), {kTokens, kTokens})},
-                                TensorView(d.bytes.data(), d.dtype, {rows, kN}),
-                                operands(scale.data(), residual.data(), a_scale.data(), rows), scratch)
-                          .ok());
-          const std::vector<float> of_host = values(d);
-          const std::vector<double> right(of_host.begin(), of_host.end());
-          EXPECT_LT(distance(first_rows(run(x, {x.shape[0], kK},
-                                            {.ids = ConstTensorView(of_ids.as<std::int32_t>(), {kTokens, kTokens})}, {rows, kN},
-                                            sorted_operands, &by_ids)),
-                             right),
-                    far)
-              << what << (pairs ? " of pairs" : " of tokens");
+        const testing::Copied of_ids(ids), scratch(std::vector<std::byte>(plan_of_ids->ids_workspace_bytes(), std::byte{0xff}));
+        const ExpertRows on_gpu{.ids = ConstTensorView(of_ids.as<std::int32_t>(), {kTokens, kTokens})},
+            on_cpu{.ids = ConstTensorView(ids.data(), {kTokens, kTokens})};
+        for (const Tensor* each : {&tokens, &a}) {  // a row for each token, and one for each pair
+          Tensor right(spec.epilogue.out, {rows, kN}), got(spec.epilogue.out, {rows, kN});
+          std::vector<std::byte> host_scratch(host_of_ids->ids_workspace_bytes());
+          const Status of_host = host_of_ids->run(*host, ConstTensorView(each->bytes.data(), type, {each->shape[0], kK}), on_cpu,
+                                                  TensorView(right.bytes.data(), right.dtype, {rows, kN}),
+                                                  {.residual = ConstTensorView(residual.data(), {rows, kN})}, host_scratch);
+          ASSERT_TRUE(of_host.ok()) << of_host.message();
+          const testing::Copied x(each->bytes), d(std::vector<float>(static_cast<std::size_t>(rows * kN), 7.0f));
+          const ConstTensorView from(x.memory.data(), type, {each->shape[0], kK});
+          const TensorView to(d.memory.data(), got.dtype, {rows, kN});
+          const std::span<std::byte> workspace_of_ids(scratch.memory.data(), scratch.memory.size());
+          const Status ran =
+              plan_of_ids->run(*experts, from, on_gpu, to, {.residual = ConstTensorView(of_residual.as<float>(), {rows, kN})},
+                               workspace_of_ids, Stream{});
+          ASSERT_TRUE(ran.ok()) << ran.message();
+          ASSERT_TRUE(copy_from_device(got.bytes.data(), d.memory.data(), got.bytes.size()).ok());
+          const std::vector<float> exact = values(right);
+          EXPECT_LT(distance(values(got), std::vector<double>(exact.begin(), exact.end())), far) << what << " by ids";
+          EXPECT_NE(
+              plan->run(*experts, from, on_gpu, to, sorted_operands, workspace_of_ids, Stream{}).message().find("row_scale"),
+              std::string::npos);
         }
       }
       const testing::Copied p_scale(padded(scale, 1, NAN)), p_residual(padded(residual, kN, NAN)),

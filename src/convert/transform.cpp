@@ -17,6 +17,7 @@
 #include "checkpoint/io/safetensors.hpp"
 #include "convert/companions.hpp"
 #include "convert/experts.hpp"
+#include "convert/floats.hpp"
 #include "convert/selection.hpp"
 #include "convert/smooth.hpp"
 #include "core/error.hpp"
@@ -449,32 +450,6 @@ ActScheme activations_of(const Module& module, const QuantTensor& q) {
           q.static_acts->zero == 0 ? ZeroKind::none : ZeroKind::integer};
 }
 
-/// Rows in the order kh, kw, ci as [Co,Ci/groups,Kh,Kw].
-Tensor as_oihw(const Tensor& rows, Extent filter) {
-  const std::int64_t elements = filter.h * filter.w, k = rows.shape[1], channels = k / elements;
-  const auto width = static_cast<std::size_t>(bits(rows.dtype) / 8);
-  Tensor out(rows.dtype, {rows.shape[0], channels, filter.h, filter.w});
-  std::byte* to = out.bytes.data();
-  for (std::int64_t n = 0; n < rows.shape[0]; ++n)
-    for (std::int64_t c = 0; c < channels; ++c)
-      for (std::int64_t e = 0; e < elements; ++e, to += width)
-        std::memcpy(to, rows.bytes.data() + static_cast<std::size_t>(n * k + e * channels + c) * width, width);
-  return out;
-}
-
-/// The inverse, of a stored tensor.
-Tensor as_rows(const Tensor& w) {
-  const std::int64_t elements = w.shape[2] * w.shape[3], channels = w.shape[1];
-  const auto width = static_cast<std::size_t>(bits(w.dtype) / 8);
-  Tensor out(w.dtype, {w.shape[0], elements * channels});
-  std::byte* to = out.bytes.data();
-  for (std::int64_t n = 0; n < w.shape[0]; ++n)
-    for (std::int64_t e = 0; e < elements; ++e)
-      for (std::int64_t c = 0; c < channels; ++c, to += width)
-        std::memcpy(to, w.bytes.data() + static_cast<std::size_t>((n * channels + c) * elements + e) * width, width);
-  return out;
-}
-
 /// Experts that cannot be written one by one. Said before hours of work.
 Status check_experts(const Checkpoint::Impl& in, const Modules& modules) {
   std::map<std::string_view, const Module*> floats;  // of a layer of experts, a module that is not quantized
@@ -510,26 +485,6 @@ Status refuse_code_units(const Module& module) {
                "module {}: its scale includes those of its input and output, which are int8; quantize the "
                "original checkpoint instead",
                module.name);
-}
-
-/// W·diag(s).
-Tensor scaled_columns(const Tensor& w, const std::vector<float>& s, Executor& executor) {
-  Tensor out(DType::f32, w.shape);
-  const std::int64_t cols = w.shape[1];
-  executor.parallel_for(w.shape[0], [&](std::int64_t n) {
-    for (std::int64_t k = 0; k < cols; ++k) out.as<float>()[n * cols + k] = w.at(n * cols + k) * s[static_cast<std::size_t>(k)];
-  });
-  return out;
-}
-
-/// W·diag(prescale), rounded to the type.
-Tensor with_prescale(const Tensor& w, const Tensor& prescale, DType dtype, Executor& executor) {
-  Tensor out(dtype, w.shape);
-  const std::int64_t cols = w.shape[1];
-  executor.parallel_for(w.shape[0], [&](std::int64_t n) {
-    for (std::int64_t k = 0; k < cols; ++k) out.set(n * cols + k, w.at(n * cols + k) * prescale.at(k));
-  });
-  return out;
 }
 
 /// The scale with which the largest activation becomes the largest code.

@@ -27,7 +27,8 @@ reference::ActModel model_of_sums(const Kernel& kernel, DType act, const ActSche
               .code_offset = quantize.zero == ZeroKind::offset && subtracts_128(kernel, scheme) ? 128.0 : 0.0};
     case Sums::integer_folds:
     case Sums::fixed_point_folds: {  // exact up to the end of a fold; zero points minus the base of codes are a separate term
-      const bool centred = scheme.zero == ZeroKind::none && code_bias(scheme.codes) == base;
+      const bool floats = info(scheme.codes).kind == DTypeKind::floating;
+      const bool centred = scheme.zero == ZeroKind::none && (floats || code_bias(scheme.codes) == base);
       return {.act_scheme = quantize,
               .fixed_point = kernel.sums == Sums::fixed_point_folds,
               .subtracts_zeros = true,

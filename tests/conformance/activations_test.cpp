@@ -34,7 +34,7 @@ class W8A8Conformance : public OfKernel {};
 std::vector<ActScheme> ways_to_quantize() {
   std::vector<ActScheme> ways;
   for (GroupShape group : {GroupShape::tensor(), GroupShape::channel(), GroupShape::group(256), GroupShape::group(128),
-                           GroupShape::group(64), GroupShape::group(32)}) {
+                           GroupShape::group(64), GroupShape::group(32), GroupShape::group(16)}) {
     ways.push_back({DType::s8, group});
     ways.push_back({DType::s8, group, ZeroKind::integer});
     if (group != GroupShape::tensor()) ways.push_back({DType::s8, group, ZeroKind::offset});
@@ -60,6 +60,8 @@ TEST_P(QuantizedConformance, EveryWay) {
   std::vector<WeightScheme> schemes{{DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f16},
                                     {DType::u4, ZeroKind::integer, GroupShape::group(128), DType::f16},
                                     {DType::u4, ZeroKind::integer, GroupShape::group(96), DType::f16},
+                                    {DType::u4b8, ZeroKind::none, GroupShape::group(16), DType::f16},
+                                    {DType::u8, ZeroKind::offset, GroupShape::group(48), DType::f16},
                                     {DType::u4, ZeroKind::offset, GroupShape::channel(), DType::f32},
                                     {DType::u4, ZeroKind::real, GroupShape::group(64), DType::f16},
                                     {DType::s8, ZeroKind::none, GroupShape::group(256), DType::f32},

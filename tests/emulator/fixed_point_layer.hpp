@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -20,15 +21,20 @@ struct FixedPointCase {
   int bits, group;  // of the weight
   ZeroKind zero;
   int m, n, k;
+  bool floats = false;  // e2m1 codes
 
-  int fold() const { return zero != ZeroKind::offset && gpu_tile::span(group) == gpu_tile::kChannels ? gpu_tile::kChannels : 32; }
+  gpu_tile::Codes codes() const { return floats ? gpu_tile::Codes::e2m1 : gpu_tile::integers(bits); }
+  int fold() const {
+    const int span = gpu_tile::span(group);
+    return zero != ZeroKind::offset && !floats && span == gpu_tile::kChannels ? span : std::min(span, 32);
+  }
 };
 
 /// Activations whose folds have different magnitudes, and a NaN in the last token. `launch` multiplies codes.
 template <class Launch>
 void expect_f32_product(const FixedPointCase& c, Launch launch) {
   std::mt19937 random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k));
-  const TileWeight weight(c.n, c.k, gpu_tile::integers(c.bits), c.group, c.zero, random);
+  const TileWeight weight(c.n, c.k, c.codes(), c.group, c.zero, random);
   std::vector<float> a;
   for (int i = 0; i < c.m * c.k; ++i)
     a.push_back(std::ldexp(static_cast<float>(random() % 200001) - 100000, -20 - i / c.fold() % 5 * 3));

@@ -36,6 +36,9 @@ enum class Kind {
   offset_terms
 };
 
+/// Channels of a fold, where so many share a scale.
+int fold_of(int group) { return group == 0 || group >= 128 ? 128 : std::min(group, 32); }
+
 struct Case {
   Kind kind;
   DType type;
@@ -48,7 +51,7 @@ struct Case {
   bool offsets() const { return kind == Kind::s8_offsets || kind == Kind::offset_terms; }
   bool e4m3() const { return kind == Kind::e4m3_token || kind == Kind::groups; }
   bool zeros() const { return kind == Kind::s8_zeros || kind == Kind::group_zeros || kind == Kind::zero_terms; }
-  int fold() const { return group != 0 && group < 128 ? 32 : 128; }
+  int fold() const { return fold_of(group); }
   int columns() const { return online() ? (k + 127) / 128 * 128 : k; }
 };
 
@@ -166,7 +169,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
     for (int fold = 0; c.online() && fold < folds; ++fold) {
       const int of_group = fold * c.fold() / group, channels = std::clamp(c.k - fold * c.fold(), 0, c.fold());
       act_rule::Rule rule = rules[static_cast<std::size_t>(std::min(of_group, groups - 1))];
-      if (c.offsets() && of_group >= groups) rule = {.scale = 0.0f};  // past K
+      if (of_group >= groups) rule = {.scale = 0.0f};  // past K
       std::int32_t of_fold = 0;
       for (int k = fold * c.fold(); k < (fold + 1) * c.fold(); ++k)
         of_fold += static_cast<std::int8_t>(code_of(k)) - (c.offsets() ? 0 : rule.zero);
@@ -223,6 +226,12 @@ constexpr Case kCases[] = {
     {Kind::terms, DType::bf16, 40, 2048, 128},
     {Kind::terms, DType::f16, 90, 1024, 32},
     {Kind::terms, DType::bf16, 3, 400, 128},
+    {Kind::terms, DType::bf16, 40, 2048, 16},
+    {Kind::terms, DType::f32, 3, 410, 16},
+    {Kind::zero_terms, DType::f16, 90, 1024, 16},
+    {Kind::offset_terms, DType::bf16, 70, 5000, 16},
+    {Kind::groups, DType::f16, 70, 1040, 16},
+    {Kind::group_zeros, DType::bf16, 30, 1000, 16},
     {Kind::plain_terms, DType::bf16, 60, 1280},
     {Kind::plain_terms, DType::f16, 2, 200},
     {Kind::plain_terms, DType::f16, 7, 28672},
@@ -264,7 +273,7 @@ int terms_of(const QuantizeTask& task) { return task.term_offsets ? 3 : 2; }
 /// Has the launcher prepare A, whose rule and size `task` has.
 Prepared prepared(QuantizeTask task) {
   const int columns = columns_of(task);
-  task.fold = task.group != 0 && task.group < 128 ? 32 : 128;
+  task.fold = fold_of(static_cast<int>(task.group));
   Prepared out;
   out.codes.assign(static_cast<std::size_t>(task.m * columns) + 16, 0xa5);
   out.terms.assign(static_cast<std::size_t>(terms_of(task) * term_fold_of(task) * (columns / task.fold)) + 4, 0xa5a5a5a5u);
@@ -320,7 +329,7 @@ TEST_P(EmulatedGivenCodes, AreInterleavedWithTheTermsOfTheirFolds) {
   if (c.offsets) task.given.offsets = offsets.data(), task.term_offsets = true;
   const Prepared got = prepared(task);
 
-  const int columns = columns_of(task), fold = c.group != 0 && c.group < 128 ? 32 : 128;
+  const int columns = columns_of(task), fold = fold_of(c.group);
   const auto rule_of = [&](int m, int channel) {
     const int group = c.group == 0 ? 0 : channel / c.group;
     if (group >= groups) return act_rule::Rule{.scale = 0.0f};  // past K
@@ -404,6 +413,8 @@ constexpr GivenCase kGivenCases[] = {
     {.m = 70, .k = 300, .group = 32, .zeros = true, .gap = 5},
     {.m = 5, .k = 20000, .zeros = true},
     {.m = 2, .k = 90, .group = 32},
+    {.m = 40, .k = 1000, .group = 16, .zeros = true},
+    {.m = 3, .k = 300, .group = 16, .offsets = true},
     {.m = 9, .k = 400, .group = 256, .zeros = true, .gap = 8},
     {.m = 33, .k = 640, .group = 64, .skew = 3},
     {.m = 7, .k = 333, .zeros = true, .shuffled = true},

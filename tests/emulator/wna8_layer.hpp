@@ -27,7 +27,10 @@ struct Wna8Case {
   bool act_offsets = false;  // floats, in the place of zero points
 
   ZeroKind act_zero() const { return act_offsets ? ZeroKind::offset : act_zeros ? ZeroKind::integer : ZeroKind::none; }
-  int fold() const { return gpu_tile::span(group) == gpu_tile::kChannels ? gpu_tile::kChannels : 32; }
+  int fold() const {
+    const int span = gpu_tile::span(group);
+    return span == gpu_tile::kChannels ? span : std::min(span, 32);
+  }
 };
 
 inline std::string name(const Wna8Case& c) {

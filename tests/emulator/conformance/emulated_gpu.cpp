@@ -65,7 +65,7 @@ Result<RingRoom> ring_room() { return not_emulated(); }
 Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { return not_emulated(); }
 Status launch_linear_sm80(const LinearTask&, int, Stream) { return not_emulated(); }
 Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return not_emulated(); }
-Status launch_wna8_sm80(const Wna8Task&, int, Stream) { return not_emulated(); }
+Status launch_wna8_sm80(const Wna8Task& task, int split, Stream) { return status_of(emulator::linear_wna8_sm80(task, split)); }
 Status launch_gemm_sm80_experts(const LinearTask& task, int rows, Stream) {
   return status_of(emulator::linear_gemm_sm80_experts(task, rows));
 }
@@ -84,7 +84,7 @@ Status launch_conv_wna8_sm90(const ConvTask&, int, int, Stream) { return not_emu
 Status launch_conv_wna8_sm80(const ConvTask& task, Stream) { return status_of(emulator::conv_wna8_sm80(task)); }
 Status launch_conv_w8a8_sm80(const ConvTask& task, Stream) { return status_of(emulator::conv_w8a8_sm80(task)); }
 Status launch_gemm_sm80(const LinearTask&, int, Stream) { return not_emulated(); }
-Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return not_emulated(); }
+Status launch_fixed_point_acts(const QuantizeTask& task, Stream) { return status_of(emulator::fixed_point_acts(task)); }
 Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream) {
   return status_of(emulator::epilogue_rows(epilogue, sums, m, n));
 }

@@ -173,8 +173,28 @@ TEST(Explain, F32ActivationsTakeTensorCores) {
       }
       EXPECT_THAT(steps(scheme, 32, h200).back(), HasSubstr("linear_any_s8x3_any__cuda_sm90_")) << text;
     }
-  for (const char* const text : {"u4b8g16", "e4m3c", "e2m1g32"})  // shorter than a fold, and floats
+  for (const char* const text : {"u4b8g16", "u4zg48", "e2m1g16", "e2m1g32"})  // folds of 16 channels; halves of integers
+    for (const GpuInfo& gpu : {h200, ampere})
+      EXPECT_THAT(steps(Scheme::parse(text)->weight, 256, gpu),
+                  ElementsAre("prepare_s8x3_f32_none__cuda_simt", "linear_any_s8x3_any__cuda_sm80_n64k128"))
+          << text;
+  for (const char* const text : {"u4b8g8", "e4m3c"})  // shorter than a fold, and floats that no byte holds
     EXPECT_THAT(steps(Scheme::parse(text)->weight, 256, h200), ElementsAre("linear_any_any_any__cuda_simt_n64k128")) << text;
+}
+
+/// int8 activations and weights of which one has a scale for 16 channels: tensor cores of every GPU that has such products, but for few tokens.
+TEST(Explain, ScalesOf16ChannelsTakeTensorCores) {
+  const GpuInfo h200 = *described_gpu("h200");
+  for (const char* const text :
+       {"s8g16_u4b8g16", "s8g128_u4zg16", "s8g16_u4b8g128", "s8r_u4og48", "s8zg16_u8zg32", "s8og16_u4og16"}) {
+    const Scheme scheme = *Scheme::parse(text);
+    WeightDesc desc{.scheme = scheme.weight, .n = 4096, .k = 6144};
+    if (scheme.weight.zero == ZeroKind::integer) desc.zero_type = DType::u8;
+    if (scheme.weight.zero == ZeroKind::offset) desc.zero_type = DType::f16;
+    const auto explained = explain(desc, {.a_dtype = DType::f16, .m_max = 256, .act_scheme = scheme.act}, h200);
+    ASSERT_TRUE(explained.ok()) << explained.status().message();
+    EXPECT_EQ(explained->buckets.back().steps.back(), "linear_any_s8i16_any__cuda_sm80_n64k128") << text;
+  }
 }
 
 /// For a CPU that need not be there: kernels of its level, of the levels below and of no other.

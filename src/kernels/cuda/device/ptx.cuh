@@ -18,6 +18,14 @@ __device__ inline std::uint32_t lop3(std::uint32_t a, std::uint32_t b, std::uint
   return r;
 }
 
+/// Byte i: by bits 0…2 of nibble i of `which` one of a, from the lowest on, or of b; by bit 3 its sign in all bits instead. __byte_perm
+/// ignores bit 3.
+__device__ inline std::uint32_t permute_signed(std::uint32_t a, std::uint32_t b, std::uint32_t which) {
+  std::uint32_t r;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(which));
+  return r;
+}
+
 /// The larger of a ≥ 0 and the magnitude of b, NaN where one is NaN.
 __device__ inline float max_magnitude(float a, float b) {
   asm("{\n.reg .f32 magnitude;\nabs.f32 magnitude, %1;\nmax.NaN.f32 %0, %0, magnitude;\n}" : "+f"(a) : "f"(b));

@@ -236,7 +236,7 @@ Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int sp
 }
 
 Status launch_wna8_sm80(const Wna8Task& task, int split, Stream stream) {
-  return status_of(linear_wna8_sm80(task, split, native(stream)),
+  return status_of(wna8_sm80_launcher(task)(task, split, native(stream)),
                    fmt::format("linear_wna8_sm80 M={} N={} K={}", task.m, task.weight.geometry.n, task.weight.geometry.k));
 }
 

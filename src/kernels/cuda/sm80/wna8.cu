@@ -26,22 +26,10 @@ Kernel kernel_for(ConstantsPath path, int tokens, ZeroKind zero) {
 }  // namespace
 
 cudaError_t linear_wna8_sm80(const Wna8Task& task, int split, cudaStream_t stream) {
-  const gpu_tile::Geometry& geo = task.weight.geometry;
-  if (task.m < 1 || geo.n < 1 || geo.k < 1 || split < 1 || split > kMostSplitRanks) return cudaErrorInvalidValue;
-  const int ranks = std::min(split, geo.records()), most = split_k_tokens(geo.n, ranks);
   const ConstantsPath path = code_constants_path(record_format(task.weight), task.fold);
-  Wna8Task part = task;
-  for (int done = 0; done < task.m; done += part.m) {
-    part.m = std::min(most, task.m - done);
-    part.codes = static_cast<const std::uint8_t*>(task.codes) + done * task.pitch;
-    part.terms = static_cast<const std::uint8_t*>(task.terms) + done * token_term_bytes(task.zero == ZeroKind::offset);
-    if (task.token_scales != nullptr) part.token_scales = task.token_scales + done;
-    part.epilogue = task.epilogue.from_row(done);
-    const int tokens = wna8_sm80_tokens(part.m);
-    const Kernel kernel = geo.bits == 4 ? kernel_for<4>(path, tokens, task.zero) : kernel_for<8>(path, tokens, task.zero);
-    if (const cudaError_t e = launch(kernel, part, tokens, (part.m + tokens - 1) / tokens, stream, ranks)) return e;
-  }
-  return cudaSuccess;
+  return launch_parts(task, split, stream, [&](int tokens) {
+    return task.weight.geometry.bits == 4 ? kernel_for<4>(path, tokens, task.zero) : kernel_for<8>(path, tokens, task.zero);
+  });
 }
 
 }  // namespace nibble::cuda

@@ -6,6 +6,7 @@
 //   stage = codes of T tokens × 128 channels | their terms | a record; a ring of three, filled with cp.async by all threads
 //
 //   a record: 16-byte vectors of weights, 3 instructions for 8 of them │ 4 steps of T/8 products │ the fold, 3 instructions a sum
+//             folds of 16 channels: 4 steps of T/8 times two halves of a product (m16n8k16), and the fold of each
 //
 // The warps of a CTA share nothing along K. With few tiles S CTAs divide K of each, as in gemm_kernel.cuh: four warps alone on an SM
 // take three times as long for a record as one of several CTAs. Every T sums in the same order, which depends on K and S only: a row's bits depend
@@ -130,10 +131,19 @@ class PatchCopier {
   int record_ = 0, plane_ = 0;
 };
 
-/// kExperts: rows of A have weights of their experts. kPatches: tokens are output pixels of a convolution.
-template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms, bool kExperts, bool kPatches>
+/// The channels of a fold, unless they are fewer.
+template <ConstantsPath kPath>
+constexpr int kUsualFold = kPath == ConstantsPath::any ? kStepChannels : gpu_tile::kChannels;
+
+/// kExperts: rows of A have weights of their experts. kPatches: tokens are output pixels of a convolution. kFold: channels of a fold, 128, 32 or
+/// 16. kCodes: of the weight, integers or e2m1.
+template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms, bool kExperts, bool kPatches, int kFold,
+          gpu_tile::Codes kCodes>
 struct Gemm {
-  static constexpr int kFolds = kPath == ConstantsPath::any ? gpu_tile::kChannels / kStepChannels : 1;  // of a record
+  static constexpr bool kFloats = kCodes == gpu_tile::Codes::e2m1;
+  static constexpr int kFolds = gpu_tile::kChannels / kFold;  // of a record
+  static constexpr int kSteps = gpu_tile::kChannels / kStepChannels,
+                       kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);
   static constexpr int kTiles = kTokens / 8;
   static constexpr bool kOffsets = kTerms == ActTerms::offsets, kSumsCodes = kOffsets || kTerms == ActTerms::zeros;
   static constexpr int kTermBytes = token_term_bytes(kOffsets);  // of a token
@@ -207,13 +217,25 @@ struct Gemm {
     else
       add_fold<kPath>(to, dot, terms_of_two(tokens, index), rows);
   }
+  __device__ __forceinline__ static void decode(std::uint32_t (&a)[4], const uint4& codes, int step) {
+    if constexpr (kFloats)
+      signed_e2m1(a, codes, step);
+    else
+      signed_codes<kBits>(a, codes, step);
+  }
+  /// The factors of the rows of a fold that begins at that channel of a record.
+  __device__ __forceinline__ RowTerms load_rows(std::uint32_t slots, int channel, int position) const {
+    const std::uint32_t slot = slots + channel / p.format.span * p.format.slot_bytes;
+    return kFloats ? load_e2m1_terms(p.format, slot, position) : load_row_terms<kBits>(p.format, slot, position);
+  }
+  /// Matrix l/8 of ldmatrix: tokens 8·(l/16) on, chunk l/8 mod 2 of the step. b[0] and b[1] are tokens t·8 on, b[2] and b[3] the next 8.
+  __device__ __forceinline__ void load_tokens(std::uint32_t (&b)[4], std::uint32_t tokens, int t, int step) const {
+    ptx::load_matrices(b, tokens + t * 8 * kRowBytes + ((2 * step + lane / 8 % 2) ^ lane % 8) * kChunk);
+  }
   __device__ __forceinline__ void add_record(float (&acc)[kTiles][4], int record) const {
-    constexpr int kSteps = gpu_tile::kChannels / kStepChannels;
-    constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);
     const std::uint32_t at = stage(record), weights = at + kRecordAt, slots = weights + p.format.slots_offset;
     constexpr int kTermPitch = kPatches ? kTermBox : kTermBytes;  // between tokens
     const std::uint32_t terms = at + kTermsAt + lane % 4 * 2 * kTermPitch;
-    // Matrix l/8 of ldmatrix: tokens 8·(l/16) on, chunk l/8 mod 2 of the step.
     const std::uint32_t tokens = at + (lane / 16 * 8 + lane % 8) * kRowBytes;
     const int position = row_pair_position(warp, lane);
     std::int32_t dot[kTiles][4] = {}, sums[2] = {};
@@ -223,22 +245,20 @@ struct Gemm {
       if (step % (kSteps / kVectors) == 0)
         codes = ptx::load_shared16(weights + gpu_tile::vector_offset(step / (kSteps / kVectors), warp, lane));
       if (kOffsets && step % (kSteps / kFolds) == 0) {
-        constexpr int kFold = gpu_tile::kChannels / kFolds;
         sums[0] = sums[1] = sum_past_k((run.first + record) * gpu_tile::kChannels + step * kStepChannels + kFold, kFold, p.k);
       }
       std::uint32_t a[4];
-      signed_codes<kBits>(a, codes, step);
+      decode(a, codes, step);
       if (kSumsCodes) add_codes(sums, a);
 #pragma unroll
       for (int t = 0; t < kTiles; t += 2) {
         std::uint32_t b[4];
-        ptx::load_matrices(b, tokens + t * 8 * kRowBytes + ((2 * step + lane / 8 % 2) ^ lane % 8) * kChunk);
+        load_tokens(b, tokens, t, step);
         mma_s8(dot[t], a, b[0], b[1]);
         mma_s8(dot[t + 1], a, b[2], b[3]);
       }
       if constexpr (kFolds > 1) {
-        const RowTerms rows =
-            load_row_terms<kBits>(p.format, slots + step * kStepChannels / p.format.span * p.format.slot_bytes, position);
+        const RowTerms rows = load_rows(slots, step * kStepChannels, position);
         if (kSumsCodes) share_sums(sums);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
@@ -254,6 +274,46 @@ struct Gemm {
       if (kSumsCodes) share_sums(sums);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) fold(acc[t], dot[t], terms + t * 8 * kTermPitch, 0, rows, sums);
+    }
+  }
+
+  /// The same where a step has two folds: half a product is a fold, and is added at once.
+  __device__ __forceinline__ void add_record_of_halves(float (&acc)[kTiles][4], int record) const {
+    const std::uint32_t at = stage(record), weights = at + kRecordAt, slots = weights + p.format.slots_offset;
+    const std::uint32_t terms = at + kTermsAt + lane % 4 * 2 * kTermBytes;
+    const std::uint32_t tokens = at + (lane / 16 * 8 + lane % 8) * kRowBytes;
+    const int position = row_pair_position(warp, lane);
+    uint4 codes;
+#pragma unroll 1
+    for (int step = 0; step < kSteps; ++step) {
+      if (step % (kSteps / kVectors) == 0)
+        codes = ptx::load_shared16(weights + gpu_tile::vector_offset(step / (kSteps / kVectors), warp, lane));
+      std::uint32_t a[4];
+      decode(a, codes, step);
+      RowTerms rows[2];
+      std::int32_t sums[2][2] = {};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int channel = step * kStepChannels + half * kFold;
+        rows[half] = load_rows(slots, channel, position);
+        if (kOffsets)
+          sums[half][0] = sums[half][1] = sum_past_k((run.first + record) * gpu_tile::kChannels + channel + kFold, kFold, p.k);
+        if (!kSumsCodes) continue;
+        add_half_of_codes(sums[half], a[2 * half], a[2 * half + 1]);
+        share_sums(sums[half]);
+      }
+#pragma unroll
+      for (int t = 0; t < kTiles; t += 2) {
+        std::uint32_t b[4];
+        load_tokens(b, tokens, t, step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int tile_of_tokens = t + i / 2, half = i % 2;
+          std::int32_t dot[4] = {};
+          mma_s8_half(dot, a[2 * half], a[2 * half + 1], b[i]);
+          fold(acc[tile_of_tokens], dot, terms + tile_of_tokens * 8 * kTermBytes, 2 * step + half, rows[half], sums[half]);
+        }
+      }
     }
   }
 
@@ -286,7 +346,10 @@ struct Gemm {
       request_weights(record + kStages - 1);
       request(record + kStages - 1);
       ptx::async_copy_commit();
-      add_record(acc, record);
+      if constexpr (kFold < kStepChannels)
+        add_record_of_halves(acc, record);
+      else
+        add_record(acc, record);
     }
 
     ptx::async_copy_wait<0>();
@@ -334,7 +397,8 @@ struct Gemm {
   }
 };
 
-template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms, bool kExperts = false, bool kPatches = false>
+template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms, bool kExperts = false, bool kPatches = false,
+          int kFold = kUsualFold<kPath>, gpu_tile::Codes kCodes = gpu_tile::integers(kBits)>
 __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
@@ -348,15 +412,16 @@ __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_k
     const int* const from = &p.experts.tiles[token_block].expert;
     rows = {__ldcg(from), __ldcg(from + 1), __ldcg(from + 2)};
   }
-  const Gemm<kBits, kPath, kTokens, kTerms, kExperts, kPatches> gemm{.p = p,
-                                                                     .base = ptx::shared_address(shared),
-                                                                     .run = records_of(rank, ranks, p.tile_records),
-                                                                     .tile = block / p.token_blocks,
-                                                                     .first_token = rows.first,
-                                                                     .end_token = kExperts ? rows.first + rows.rows : p.m,
-                                                                     .expert = rows.expert,
-                                                                     .warp = static_cast<int>(threadIdx.x) / 32,
-                                                                     .lane = static_cast<int>(threadIdx.x) % 32};
+  const Gemm<kBits, kPath, kTokens, kTerms, kExperts, kPatches, kFold, kCodes> gemm{
+      .p = p,
+      .base = ptx::shared_address(shared),
+      .run = records_of(rank, ranks, p.tile_records),
+      .tile = block / p.token_blocks,
+      .first_token = rows.first,
+      .end_token = kExperts ? rows.first + rows.rows : p.m,
+      .expert = rows.expert,
+      .warp = static_cast<int>(threadIdx.x) / 32,
+      .lane = static_cast<int>(threadIdx.x) % 32};
   gemm.multiply_and_store();
 }
 
@@ -390,6 +455,26 @@ cudaError_t launch(Kernel kernel, const Wna8Task& task, int tokens, int token_bl
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   if (const cudaError_t e = kernel->allow_all_shared()) return e;
   return launch_dependent(kernel->kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(kThreads), smem, stream, p);
+}
+
+/// Launches what kernel_for(tokens) is, with K divided by `split` CTAs or as many as there are records: as many tokens at a time as have room for
+/// their sums.
+template <class KernelFor>
+cudaError_t launch_parts(const Wna8Task& task, int split, cudaStream_t stream, KernelFor kernel_for) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  if (task.m < 1 || geo.n < 1 || geo.k < 1 || split < 1 || split > kMostSplitRanks) return cudaErrorInvalidValue;
+  const int ranks = std::min(split, geo.records()), most = split_k_tokens(geo.n, ranks);
+  Wna8Task part = task;
+  for (int done = 0; done < task.m; done += part.m) {
+    part.m = std::min(most, task.m - done);
+    part.codes = static_cast<const std::uint8_t*>(task.codes) + done * task.pitch;
+    part.terms = static_cast<const std::uint8_t*>(task.terms) + done * token_term_bytes(task.zero == ZeroKind::offset);
+    if (task.token_scales != nullptr) part.token_scales = task.token_scales + done;
+    part.epilogue = task.epilogue.from_row(done);
+    const int tokens = wna8_sm80_tokens(part.m);
+    if (const cudaError_t e = launch(kernel_for(tokens), part, tokens, (part.m + tokens - 1) / tokens, stream, ranks)) return e;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace

@@ -109,9 +109,10 @@ cudaError_t fixed_point_acts(const QuantizeTask& task, cudaStream_t stream) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / 2;  // channels are counted in 32 bits
   constexpr int kMostParts = 65535;                                             // of a grid's second dimension
   const bool images = task.digit_codes != 0;
-  if (task.m < 1 || task.k < 1 || task.columns < task.k || task.columns > kMost || (task.fold != 32 && task.fold != 128) ||
-      task.columns % (images ? task.fold : 128) != 0 || task.type != DType::f32 || task.term_pairs == images ||
-      !aligned(task.codes, task.pitch, kEach) || task.digit_codes % kEach != 0)
+  if (task.m < 1 || task.k < 1 || task.columns < task.k || task.columns > kMost ||
+      (task.fold != 16 && task.fold != 32 && task.fold != 128) || task.columns % (images ? task.fold : 128) != 0 ||
+      task.type != DType::f32 || task.term_pairs == images || !aligned(task.codes, task.pitch, kEach) ||
+      task.digit_codes % kEach != 0)
     return cudaErrorInvalidValue;
   if (task.m > kMost) return cudaErrorInvalidConfiguration;
   Params p{};

@@ -225,7 +225,7 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   const int vectors = (p.columns + kEach - 1) / kEach;
   const bool known = task.known || given;  // no scale is looked for; several: a row has more than one
   const bool several = !task.known && task.group != 0 && task.group < task.k, grouped = several && !given;
-  const bool fits = lanes_fit(task);
+  const bool fits = lanes_fit(task, kFewestGroupLanes);
   const bool divisible = (grouped || known) && task.sums == nullptr;  // parts of a row are independent
 
   constexpr int kPartThreads = 256, kLeastThreads = 128;  // of a part of a divisible row; of a CTA with many rows
@@ -237,9 +237,9 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
       threads_for(2 * kernels.many_vectors) <= kMaxThreads)
     return launch_dependent(kernels.long_whole, static_cast<unsigned>(task.m),
                             static_cast<unsigned>(threads_for(2 * kernels.many_vectors)), 0, stream, p);
-  for (const int each : {many ? kernels.many_vectors : kFewVectors, kernels.many_vectors}) {
+  for (const int each : {many ? kernels.many_vectors : kFewVectors, kernels.many_vectors, kFewVectors}) {
     const int wanted = threads_for(each);
-    if (!fits || (wanted > kMaxThreads && !divisible)) continue;
+    if (!fits || (wanted > kMaxThreads && !divisible) || (grouped && each > p.group_lanes)) continue;
     const int team = divisible ? std::min(wanted, kPartThreads) : wanted;
     const int parts = (vectors + team * each - 1) / (team * each), teams = many ? std::max(1, kLeastThreads / team) : 1;
     if (parts > kMostParts) return cudaErrorInvalidConfiguration;

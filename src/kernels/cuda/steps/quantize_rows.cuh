@@ -343,8 +343,8 @@ __device__ inline void store_rule(const QuantizeTask& t, std::int64_t row, std::
 
 // ---- rows in registers
 
-/// The least number of lanes of a group, among which V rules are divided.
-constexpr int kLeastGroupLanes = 4;
+/// The least number of lanes of a group, among which V rules are divided: V of many rows, and of few.
+constexpr int kLeastGroupLanes = 4, kFewestGroupLanes = 2;
 
 struct Largest {
   std::uint32_t bits;
@@ -464,9 +464,10 @@ __device__ __forceinline__ void quantize_row(Raw<kType> (&raw)[V], const Quantiz
 }
 
 /// Whether every group's channels lie in lanes that a warp can divide among itself, or a row has but one.
-inline bool lanes_fit(const QuantizeTask& task) {
+/// least: lanes of a group.
+inline bool lanes_fit(const QuantizeTask& task, int least = kLeastGroupLanes) {
   const bool several = !task.known && task.group != 0 && task.group < task.k;
-  return !several || (task.group % (kLeastGroupLanes * kEach) == 0 && task.group <= 32 * kEach &&
+  return !several || (task.group % (least * kEach) == 0 && task.group <= 32 * kEach &&
                       std::has_single_bit(static_cast<std::uint64_t>(task.group)));
 }
 
@@ -479,7 +480,7 @@ inline QuantizeParams params_of(const QuantizeTask& task) {
   p.columns = static_cast<int>(std::max(task.columns, task.k));
   p.vector_stores = aligned(task.codes, task.pitch, kEach);
   p.pairs = task.type != DType::f32 && task.prescale == nullptr;
-  if (!task.known && task.group != 0 && task.group < task.k && lanes_fit(task)) {
+  if (!task.known && task.group != 0 && task.group < task.k && lanes_fit(task, kFewestGroupLanes)) {
     p.group_lanes = static_cast<int>(task.group) / kEach;
     p.group_shift = std::countr_zero(static_cast<std::uint64_t>(task.group));
   }

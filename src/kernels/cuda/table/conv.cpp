@@ -220,6 +220,7 @@ int patch_fold(const Problem& p) { return patch_fold(p.geometry, p.act_scheme, p
 Status accepts_pixel_codes(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
   NIBBLE_RETURN_IF_ERROR(accepts_wna8(p));
+  NIBBLE_RETURN_IF_ERROR(accepts_whole_steps(p));
   const ActScheme& act = p.act_scheme;
   if (act.zero == ZeroKind::offset)
     return error(StatusCode::unsupported, "takes activations with zero points that are integers, not with float offsets");

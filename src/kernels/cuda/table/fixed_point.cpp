@@ -1,4 +1,4 @@
-// f32 activations × integer codes on tensor cores: 24-bit fixed point, of which each of the three bytes is multiplied by the kernels of
+// f32 activations × integer codes, or e2m1 ones, which are halves of integers, on tensor cores: 24-bit fixed point, of which each of the three bytes is multiplied by the kernels of
 // codes (wna8.cpp) as a token of its own.
 //
 //   prepare   A [M,K] ──fixed_point_acts──▶ codes and terms of 3·M rows
@@ -31,7 +31,13 @@ Status accepts_layer(const Problem& p) {
   if (p.a_dtype != DType::f32 || p.act_scheme.codes != DType::none)
     return error(StatusCode::unsupported, "multiplies f32 activations as they are, they come as {}{}", name(p.a_dtype),
                  p.act_scheme.codes == DType::none ? "" : " and are to be quantized");
-  NIBBLE_RETURN_IF_ERROR(accepts_wna8_weight(p));
+  if (p.scheme.codes == DType::e2m1) {
+    if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
+      return error(StatusCode::unsupported, "{}", reason);
+    NIBBLE_RETURN_IF_ERROR(accepts_slots(p, gpu_tile::kFragmentChannels));
+  } else {
+    NIBBLE_RETURN_IF_ERROR(accepts_wna8_weight(p));
+  }
   if (std::max({kDigits * p.m, p.n, p.k}) > kMostDimension)
     return error(StatusCode::unsupported, "M={} N={} K={}: a dimension, or three times M, is beyond {}", p.m, p.n, p.k,
                  kMostDimension);
@@ -84,7 +90,11 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
 
 Status accepts_linear(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
-  return accepts_layer(p);
+  NIBBLE_RETURN_IF_ERROR(accepts_layer(p));
+  if (self.isa != Isa::sm90) return {};
+  if (p.scheme.codes == DType::e2m1)
+    return error(StatusCode::unsupported, "makes bytes of integer codes, the weight's are {}", name(p.scheme.codes));
+  return accepts_whole_steps(p);
 }
 
 /// The sums of a slice of tokens, in scratch memory. A slice that is not the last has whole tiles of any kernel, so that its first rows of

@@ -110,13 +110,14 @@ Status accepts_experts(const Problem& p) {
     return error(StatusCode::unsupported, "multiplies weights of experts of up to 4 bits, not {}", name(p.scheme.codes));
   if (p.act_scheme.zero != ZeroKind::none)
     return error(StatusCode::unsupported, "multiplies rows of experts whose codes have neither zero points nor offsets");
-  return {};
+  return accepts_whole_steps(p);
 }
 
 Status accepts_linear(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   NIBBLE_RETURN_IF_ERROR(accepts_one_weight(self, p));
   NIBBLE_RETURN_IF_ERROR(accepts_acts(p));
+  if (self.isa == Isa::sm90) NIBBLE_RETURN_IF_ERROR(accepts_whole_steps(p));
   if (self.quantizes && !is_compute_float(p.a_dtype))
     return error(StatusCode::unsupported, "quantizes f32, f16 and bf16 itself, A comes as {} codes", name(p.a_dtype));
   if (self.quantizes && p.act_scheme.zero != ZeroKind::none)
@@ -341,14 +342,19 @@ double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p,
 }
 
 /// A CTA multiplies 64 rows × 16 or 64 tokens over all of K. The time of a record, for a CTA alone on an SM and for CTAs that share one,
-/// was measured on an H200.
+/// was measured on an H200; that of folds of 16 channels is twice what those of 32 add to a whole record's, estimated.
 double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& p) { return wna8_sm80_cost_us(gpu, p, wna8_sm80_tokens(p.m)); }
 double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& p, int tokens, int split) {
   struct Record {
     double alone_us, shared_us;
   };
-  const bool whole = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels, few = tokens == 16;
-  const Record record = whole ? few ? Record{0.75, 0.24} : Record{1.35, 0.72} : few ? Record{2.2, 0.68} : Record{3.0, 1.15};
+  struct Records {
+    Record whole, steps, halves;  // by the folds' length
+  };
+  constexpr Records kFewTokens{{0.75, 0.24}, {2.2, 0.68}, {3.7, 1.12}}, kManyTokens{{1.35, 0.72}, {3.0, 1.15}, {4.7, 1.58}};
+  const Records& all = tokens == 16 ? kFewTokens : kManyTokens;
+  const int fold = online_fold(p.act_scheme, p.scheme);
+  const Record record = fold == gpu_tile::kChannels ? all.whole : fold == gpu_tile::kFragmentChannels ? all.halves : all.steps;
   const int ranks = counted_ranks(split, gpu), records = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).records();
   const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows) * std::ceil(static_cast<double>(p.m) / tokens);
   const double each = std::max(1.0, tiles * ranks / std::max(1, gpu.sms));  // CTAs of an SM
@@ -365,17 +371,18 @@ WgmmaFamily wna8_family(const Problem& p) {
 
 namespace {
 
-/// Channels of two products of bytes: what a fold has at least.
-constexpr int kShortestFold = 32;
+/// Channels of a product of bytes, and of half of one: what a fold has at least.
+constexpr int kStepFold = 32, kShortestFold = kStepFold / 2;
 
 }  // namespace
 
 int online_fold(const ActScheme& act, const WeightScheme& weight) {
-  const auto fine = [](std::int32_t group) { return gpu_tile::span(group) != gpu_tile::kChannels; };
+  const int span = std::min(gpu_tile::span(act.group.k), gpu_tile::span(weight.group.k));
   const bool centred = code_bias(weight.codes) == 1 << (gpu_tile::stored_bits(weight.codes) - 1);
   const bool common =
       weight.scale != DType::f32 && (weight.zero == ZeroKind::integer || (weight.zero == ZeroKind::none && centred));
-  return common && !fine(act.group.k) && !fine(weight.group.k) ? gpu_tile::kChannels : kShortestFold;
+  if (span < kStepFold) return kShortestFold;
+  return common && span == gpu_tile::kChannels ? gpu_tile::kChannels : kStepFold;
 }
 
 QuantizeTask online_rule(const StepArgs& args) {
@@ -405,12 +412,19 @@ Status accepts_wna8(const Problem& p) {
     return error(StatusCode::unsupported, "quantizes activations to int8, they are {}{}",
                  act.codes == DType::none ? "not to be quantized" : "to be quantized to ",
                  act.codes == DType::none ? "" : name(act.codes));
-  if (const std::int64_t k = act.group.k; k != 0 && k != 32 && k != 64 && k != 128 && k != 256)
-    return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
+  if (const std::int64_t k = act.group.k; k != 0 && k != 16 && k != 32 && k != 64 && k != 128 && k != 256)
+    return error(StatusCode::unsupported, "takes a scale per token, tensor, or 16, 32, 64, 128 or 256 channels, not per {}", k);
   NIBBLE_RETURN_IF_ERROR(accepts_wna8_weight(p));
   if (sums_whole_rows(p.scheme, act))
     return error(StatusCode::unsupported, "sums by groups of channels, {} has one scale per token and output channel",
                  Scheme{p.scheme, act}.name());
+  return {};
+}
+
+Status accepts_whole_steps(const Problem& p) {
+  if (const int fold = online_fold(p.act_scheme, p.scheme); fold < kStepFold)
+    return error(StatusCode::unsupported, "sums {} channels or more as integers, the scales of {} change every {}", kStepFold,
+                 Scheme{p.scheme, p.act_scheme}.name(), fold);
   return {};
 }
 

@@ -13,7 +13,7 @@
 namespace nibble::cuda {
 
 /// Channels whose products are summed as integers: a whole record where they share a scale on both sides, and the weight is of a common
-/// kind (16-bit scales, zeros that are bytes or in the middle of the codes); else 32.
+/// kind (16-bit scales, zeros that are bytes or in the middle of the codes); else 32, or 16 where scales change more often.
 int online_fold(const ActScheme& act, const WeightScheme& weight);
 
 /// The quantization rule of a step, or the scales and zero points of codes that are given; the caller adds A, its size and the outputs.
@@ -23,6 +23,9 @@ QuantizeTask online_rule(const StepArgs& args);
 Status accepts_wna8_weight(const Problem& problem);
 /// Whether activations are int8 codes, made while running or given, in groups that the kernels support.
 Status accepts_wna8(const Problem& problem);
+
+/// Refuses folds of 16 channels: half of what a matrix instruction of bytes multiplies.
+Status accepts_whole_steps(const Problem& problem);
 
 /// The family of kernels that the records of a linear layer belong to.
 WgmmaFamily wna8_family(const Problem& problem);

@@ -12,7 +12,7 @@
 //
 // Zero points of activations z_a, if any, are subtracted from the sum as Σ a·u − z_a·Σ u, still in integers.
 //
-// A fold is as many channels as have one scale on both sides: 128, for groups of 128 and more, or 32. The sums over a fold are exact
+// A fold is as many channels as have one scale on both sides: 128, for groups of 128 and more, 32 or 16. The sums over a fold are exact
 // integers. Folds are added in the order of K, in f32.
 #pragma once
 
@@ -27,6 +27,15 @@ namespace nibble::cuda {
 /// For devices without wgmma. `split` CTAs divide K of a tile, fewer where there are fewer records; their sums meet before task.scratch_end. A
 /// row's bits depend on `split`, but neither on M nor on the other rows.
 cudaError_t linear_wna8_sm80(const Wna8Task& task, int split, cudaStream_t stream);
+/// The same for folds of 16 channels, and for e2m1 weights, with activations without zero points or offsets and folds of 32 or 16.
+cudaError_t linear_wna8_sm80_halves(const Wna8Task& task, int split, cudaStream_t stream);
+cudaError_t linear_wna8_sm80_floats(const Wna8Task& task, int split, cudaStream_t stream);
+/// That of these three which a task is for.
+inline auto wna8_sm80_launcher(const Wna8Task& task) {
+  return task.weight.codes == gpu_tile::Codes::e2m1 ? linear_wna8_sm80_floats
+         : task.fold == gpu_tile::kFragmentChannels ? linear_wna8_sm80_halves
+                                                    : linear_wna8_sm80;
+}
 /// The same of rows of experts, in tiles of up to `rows`: one of kSm80ExpertRows. Activations have no zero points or offsets.
 cudaError_t linear_wna8_sm80_experts(const Wna8Task& task, int rows, cudaStream_t stream);
 /// For sm_90. A row's bits depend on config.split and config.depth, but neither on M nor on the other rows.

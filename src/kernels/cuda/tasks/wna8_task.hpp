@@ -32,7 +32,7 @@ struct Wna8Task {
   std::int64_t pitch = 0;               // bytes between rows, a multiple of 128: K and what follows it
   const void* terms = nullptr;          // [pitch / fold][term_pitch / 2]: of two tokens s_a, s_a', second, second', third, third'
   std::int64_t term_pitch = 0;          // tokens, a multiple of 128
-  int fold = 128;                       // channels: 32 or 128
+  int fold = 128;                       // channels: 128, 32 or 16
   ZeroKind zero = ZeroKind::none;       // of activations; what terms are follows from it (wna8.hpp)
   const float* token_scales = nullptr;  // [term_pitch]: a token's s_a, where it is the same in all of K; 1 in its terms then
   void* scratch_end = nullptr;          // memory for stream-K and split K ends here (stream_k.hpp, split_k.hpp)

@@ -48,6 +48,28 @@ __device__ __forceinline__ void signed_codes(std::uint32_t (&a)[4], const uint4&
   }
 }
 
+/// e2m1 codes in place of 4-bit integers: all values are halves of −12 … 12.
+constexpr float kE2m1Unit = 0.5f;
+
+/// Twice the values of the four codes in the lower half of `codes`, as signed bytes. A code selects its magnitude, and with a sign bit the
+/// sign of that byte, which is 0: of these two words each byte has the magnitude in one.
+__device__ __forceinline__ std::uint32_t twice_e2m1(std::uint32_t codes) {
+  constexpr std::uint32_t kLow = 0x03020100u, kHigh = 0x0c080604u, kSigns = 0x80808080u;
+  const std::uint32_t positive = ptx::permute_signed(kLow, kHigh, codes);
+  const std::uint32_t negative = ptx::permute_signed(kLow, kHigh, codes ^ 0x8888u);
+  return ((positive | kSigns) - negative) ^ kSigns;  // the sign bits keep differences from borrowing
+}
+/// signed_codes of e2m1: the same order, in kE2m1Unit.
+__device__ __forceinline__ void signed_e2m1(std::uint32_t (&a)[4], const uint4& v, int step) {
+  const std::uint32_t words[2] = {step % 2 == 0 ? v.x : v.z, step % 2 == 0 ? v.y : v.w};  // of 16 channels each
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const std::uint32_t low = twice_e2m1(words[i]), high = twice_e2m1(words[i] >> 16);
+    a[2 * i] = __byte_perm(low, high, 0x6420);
+    a[2 * i + 1] = __byte_perm(low, high, 0x7531);
+  }
+}
+
 /// The kind of a fold's terms (wna8.hpp): with a scale, without one, with a zero point, with a float offset.
 enum class ActTerms { scaled, plain, zeros, offsets };
 
@@ -84,6 +106,12 @@ __device__ __forceinline__ void add_codes(std::int32_t (&sums)[2], const std::ui
   constexpr std::int32_t kEachOne = 0x01010101;
 #pragma unroll
   for (int i = 0; i < 4; ++i) sums[i % 2] = __dp4a(static_cast<std::int32_t>(a[i]), kEachOne, sums[i % 2]);
+}
+/// The same of 16 channels: the first or the last two registers.
+__device__ __forceinline__ void add_half_of_codes(std::int32_t (&sums)[2], std::uint32_t a0, std::uint32_t a1) {
+  constexpr std::int32_t kEachOne = 0x01010101;
+  sums[0] = __dp4a(static_cast<std::int32_t>(a0), kEachOne, sums[0]);
+  sums[1] = __dp4a(static_cast<std::int32_t>(a1), kEachOne, sums[1]);
 }
 /// Reduces over the four lanes of a row; each gets the whole sum.
 __device__ __forceinline__ void share_sums(std::int32_t (&sums)[2]) {
@@ -166,6 +194,12 @@ __device__ __forceinline__ RowTerms load_row_terms(const RecordFormat& format, s
   }
   return {{scale.x * kCodeUnit<kBits>, scale.y * kCodeUnit<kBits>},
           {fmaf(-scale.x, z.x, offset.x), fmaf(-scale.y, z.y, offset.y)}};
+}
+
+/// The same of e2m1 codes, which have no zeros.
+__device__ __forceinline__ RowTerms load_e2m1_terms(const RecordFormat& format, std::uint32_t slot, int position) {
+  const float2 scale = load_row_pair(slot, position, format.scale_type);
+  return {{scale.x * kE2m1Unit, scale.y * kE2m1Unit}, {0.0f, 0.0f}};
 }
 
 /// The path for folds of `fold` channels; the plan has chosen 32 for all but the common weights.

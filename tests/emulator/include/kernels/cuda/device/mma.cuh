@@ -64,6 +64,10 @@ inline void mma_s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint3
       d[i] += static_cast<std::int8_t>(rows[i / 2][k]) * static_cast<std::int8_t>(columns[i % 2][k]);
 }
 
+inline void mma_s8_half(std::int32_t (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+  mma_s8(d, {a0, a1, 0, 0}, b, 0);
+}
+
 /// Two ones.
 template <class Act>
 constexpr std::uint32_t kOnes = std::is_same_v<Act, __half> ? 0x3c003c00u : 0x3f803f80u;

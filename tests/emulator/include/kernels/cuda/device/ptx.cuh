@@ -25,6 +25,16 @@ std::uint32_t lop3(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   return r;
 }
 
+inline std::uint32_t permute_signed(std::uint32_t a, std::uint32_t b, std::uint32_t which) {
+  const std::uint32_t bytes = __byte_perm(a, b, which);
+  std::uint32_t r = 0;
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t byte = bytes >> 8 * i & 0xff;
+    r |= ((which >> 4 * i & 8) == 0 ? byte : (byte & 0x80) != 0 ? 0xffu : 0u) << 8 * i;
+  }
+  return r;
+}
+
 /// The larger magnitude, NaN where one is NaN.
 inline float max_magnitude(float a, float b) { return a != a || b != b ? NAN : std::max(a, std::abs(b)); }
 

@@ -326,7 +326,7 @@ typedef struct nib_qtensor_desc {
   nib_view scales;    /* [rows,G] f32, f16, bf16, e4m3 or e8m0; rows: N, ⌈N / block⌉, 1; absent: dense */
   nib_view zeros;     /* shaped like scales; u8 or s8 for "z", f32, f16 or bf16 for "o" and "f" */
   nib_view g_idx;     /* s32 [K], the group of each input channel (act-order); absent: k / group */
-  nib_view prescale;  /* [K] f32, f16 or bf16: multiplies the activations (AWQ, SmoothQuant) */
+  nib_view prescale;  /* [K] f32, f16 or bf16: multiplies A (AWQ, SmoothQuant); of a filter for each element the same [Ci] */
   nib_view bias;      /* [N] f32, f16 or bf16 */
   /* One number each; NULL: none. */
   const float* scale2;     /* multiplies W */

@@ -255,7 +255,8 @@ void bind_tensors(nb::module_& m) {
           "act_limit"_a = nb::none(), "filter"_a = Pair(1, 1), "nibble_order"_a = "", "k"_a = nb::none(),
           "Copies arrays of host memory: codes [N,K], one a byte, or the floats of a dense weight, which has no scales; scales "
           "and zeros [rows, groups] as the scheme says; g_idx [K]; "
-          "prescale [K]; bias [N]. filter: (height, width) of a convolution, whose K is in the order kh, kw, channel.\n\n"
+          "prescale [K], of a filter the same [Ci] for each element; bias [N]. filter: (height, width) of a convolution, whose K "
+          "is in the order kh, kw, channel.\n\n"
           "nibble_order: of codes of 4 bits with two to a byte, uint8 [N, ⌈K/2⌉]: low_first (the first one in the low half: "
           "compressed-tensors, torchao) or high_first (MNN, bitsandbytes); k: K, where it is odd. For codes as TensorRT-LLM's "
           "preprocess_weights_for_mixed_gemm lays them out, [K, N·bits/8], schemes of u4b8 or u8b128: trtllm_interleaved (for "

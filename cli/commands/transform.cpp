@@ -166,6 +166,7 @@ std::string_view usual_scheme(std::string_view format) {
   if (format == "float-quantized") return "e4m3r_e4m3c";
   if (format == "nibble-codes") return "u4og32";
   if (format == "fp8") return "e4m3g128_e4m3b128x128";
+  if (format == "mxfp4") return "e2m1g32";
   return "u4b8g128";
 }
 

@@ -16,14 +16,16 @@ namespace nibble {
 struct QuantizeSpec {
   /// Codes uXbB (symmetric), uX with integer zero points or float offsets, s8 with zero points or without, e4m3; of 2 to 8 bits. Scales
   /// per tensor, channel, group (which divides K) or block (which may be ragged); they, and offsets, which have their type, are rounded to
-  /// f16, bf16 or f32 before codes are chosen. No checkpoint format holds offsets. Dense schemes, f32, f16 and bf16, round W to that type.
+  /// f16, bf16 or f32 before codes are chosen. Codes of e2m1 have scales of e8m0, as MXFP4 has them: e2m1g32. No checkpoint format but nibble's own
+  /// holds offsets. Dense schemes, f32, f16 and bf16, round W to that type.
   WeightScheme scheme = {DType::u4b8, ZeroKind::none, GroupShape::group(128), DType::f16};
   bool clip_search = false;  // per group, shrink the range while that lowers the squared error
 };
 
-/// Rounds w[N,K] (f32, f16 or bf16, last stride 1) to nearest; e4m3 takes the scale max|w| / 448. Bit-identical for any number
-/// of threads. Errors: unsupported for another scheme; invalid_argument when the group size does not divide K, for e4m3 with zero points or
-/// a clipping search, for a NaN or infinity (with its position), or for a weight beyond the range of a dense scheme (with its value).
+/// Rounds w[N,K] (f32, f16 or bf16, last stride 1) to nearest; e4m3 takes the scale max|w| / 448, e2m1 the least power of two
+/// that is not below max|w| / 6. Bit-identical for any number of threads. Errors: unsupported for another scheme; invalid_argument when the
+/// group size does not divide K, for e4m3 or e2m1 with zero points or a clipping search, for a NaN or infinity (with its position), or for a
+/// weight beyond the range of a dense scheme (with its value).
 Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor = nullptr);
 /// To a scheme by name, "u4zg128", with scales of f16. Errors: those of Scheme::parse too.
 Result<QuantTensor> quantize(const ConstTensorView& w, std::string_view scheme, Executor* executor = nullptr);

@@ -126,7 +126,7 @@ def quantize_checkpoint(
 
     scheme: of weights, "u4zg128", or of activations too, "s8r_s8c", "e4m3r_e4m3b128x128"; "s8t_s8c" finds the scales of activations in
     the calibration. format: one that nibble.formats() can_write; by default compressed-tensors, of 8-bit activations int-quantized or
-    float-quantized. scale: the type of scales, by default that of 16-bit weights, as `nibble quantize` has it. calibration: a safetensors file with
+    float-quantized, of "e2m1g32" mxfp4, for the experts of gpt-oss. scale: the type of scales, by default that of 16-bit weights, as `nibble quantize` has it. calibration: a safetensors file with
     NAME.input_absmax [K] or NAME.input [tokens,K]. smooth: SmoothQuant's α from 0 to 1; needs the calibration. conv: convolutions too.
     only, skip: regular expressions searched in names: the only layers to quantize, and those to leave alone. all: embeddings, output
     heads and routers of experts too, which stay float otherwise. dry_run: the report says what would be done; nothing is written.
@@ -136,6 +136,7 @@ def quantize_checkpoint(
     act = _core.act_scheme(scheme) if "_" in scheme else ""
     if format is None:
         format = "float-quantized" if act.startswith("e4m3") else "int-quantized" if act else "compressed-tensors"
+        format = "mxfp4" if scheme.startswith("e2m1") else format
     return _core.quantize_checkpoint(
         os.fspath(source), os.fspath(target), scheme=scheme, format=format, scale="" if scale is None else _arrays.token(scale),
         clip_search=clip_search, calibration=os.fspath(calibration or ""), smooth=smooth, conv=conv, only=only or "", skip=skip or "",

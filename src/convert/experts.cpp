@@ -61,8 +61,10 @@ bool is_stacked(const Checkpoint::Impl& in, const Module& module) {
   return in.groups[in.group_index.at(module.name)].stack.has_value();
 }
 
-std::vector<Module> written_modules(const Checkpoint::Impl& in, const Module& module) {
-  if (!is_stacked(in, module)) return {module};
+bool stays_together(const codec::Format* format) { return format == nullptr || format->experts_together; }
+
+std::vector<Module> written_modules(const Checkpoint::Impl& in, const Module& module, const codec::Format* format) {
+  if (!is_stacked(in, module) || stays_together(format)) return {module};
   const bool mixtral = std::ranges::find(kMixtralLike, in.config.model_type) != std::end(kMixtralLike);
   const bool both = is_gate_up(in, module);
   std::vector<std::string_view> names{mixtral ? "w2" : "down_proj"};
@@ -77,9 +79,20 @@ std::vector<Module> written_modules(const Checkpoint::Impl& in, const Module& mo
   return written;
 }
 
-Status check_one_by_one(const Checkpoint::Impl& in, const Module& module) {
+Status check_form(const Checkpoint::Impl& in, const Module& module, const codec::Format& format) {
+  if (format.experts_together) {
+    if (!is_stacked(in, module))
+      return error(StatusCode::unsupported, "{} has experts that are stored together alone", format.name);
+    NIBBLE_ASSIGN_OR_RETURN(const bool turns, takes_turns(in, module.stack));
+    if (turns) return {};
+    return error(
+        StatusCode::unsupported,
+        "{} is how gpt_oss has its experts, whose rows of gate and up take turns; of model_type {} no program reads them so: "
+        "choose another format, which has them one by one",
+        format.name, storage::printable(in.config.model_type));
+  }
   if (is_stacked(in, module))
-    for (const Module& written : written_modules(in, module))
+    for (const Module& written : written_modules(in, module, &format))
       if (written.name != module.name && in.group_index.contains(written.name))
         return error(StatusCode::unsupported,
                      "one by one it would be {}, which is there already; remove one of both from the checkpoint", written.name);
@@ -95,9 +108,10 @@ Status check_one_by_one(const Checkpoint::Impl& in, const Module& module) {
   return {};
 }
 
-Result<std::vector<QuantTensor>> written_weights(const Checkpoint::Impl& in, const Module& module, QuantTensor q) {
+Result<std::vector<QuantTensor>> written_weights(const Checkpoint::Impl& in, const Module& module, QuantTensor q,
+                                                 const codec::Format* format) {
   std::vector<QuantTensor> parts;
-  if (!is_gate_up(in, module)) {
+  if (!is_gate_up(in, module) || stays_together(format)) {
     parts.push_back(std::move(q));
     return parts;
   }
@@ -112,7 +126,8 @@ Result<std::vector<QuantTensor>> written_weights(const Checkpoint::Impl& in, con
 }
 
 std::string stacked_name(const Module& module, std::string_view suffix) {
-  return storage::join_name(module.stack, fmt::format("{}{}", matrix_of(module), suffix == "bias" ? "_bias" : ""));
+  const bool whole = suffix == "weight";
+  return storage::join_name(module.stack, fmt::format("{}{}{}", matrix_of(module), whole ? "" : "_", whole ? "" : suffix));
 }
 
 Tensor stacked_weight(const Checkpoint::Impl& in, const Module& module, Tensor weight) {

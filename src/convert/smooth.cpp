@@ -130,12 +130,16 @@ Result<Tensor> floats_of(const Checkpoint::Impl& in, const Module& module) {
   return w;
 }
 
-/// max(into, the calibration's), by the module's name or those that it is written with; whether it has any.
-Result<bool> raise_to_inputs(const Checkpoint::Impl& in, const Module& module, const Calibration& calibration,
-                             std::vector<float>& into) {
-  bool known = false;
-  std::vector<Module> names = written_modules(in, module);
+/// The module, and where they are others those that it is written as.
+std::vector<Module> all_names(const Checkpoint::Impl& in, const Module& module, const codec::Format& format) {
+  std::vector<Module> names = written_modules(in, module, &format);
   if (names.front().name != module.name) names.push_back(module);
+  return names;
+}
+
+/// max(into, the calibration's), by any of these names; whether it has any.
+Result<bool> raise_to_inputs(const std::vector<Module>& names, const Calibration& calibration, std::vector<float>& into) {
+  bool known = false;
   for (const Module& each : names) {
     NIBBLE_ASSIGN_OR_RETURN(const auto absmax, calibration.absmax(each));
     if (!absmax) continue;
@@ -177,7 +181,7 @@ Result<std::optional<std::vector<float>>> Calibration::absmax(const Module& modu
   return std::optional<std::vector<float>>();
 }
 
-Result<Smoothing> plan_smoothing(const Checkpoint::Impl& in, std::span<const Module* const> selected,
+Result<Smoothing> plan_smoothing(const Checkpoint::Impl& in, std::span<const Module* const> selected, const codec::Format& format,
                                  const Calibration& calibration, double alpha) {
   if (std::ranges::find(kModelTypes, in.config.model_type) == std::end(kModelTypes))
     return error(
@@ -221,13 +225,13 @@ Result<Smoothing> plan_smoothing(const Checkpoint::Impl& in, std::span<const Mod
     bool known = false;
     for (const Module* module : readers.quantized) {
       if (!why.empty()) break;
-      NIBBLE_ASSIGN_OR_RETURN(const bool own, raise_to_inputs(in, *module, calibration, acts));
+      NIBBLE_ASSIGN_OR_RETURN(const bool own, raise_to_inputs(all_names(in, *module, format), calibration, acts));
       known = known || own;
     }
     for (const std::string& tensor : readers.floats) {
       if (!why.empty()) break;
       NIBBLE_ASSIGN_OR_RETURN(const bool own,
-                              raise_to_inputs(in, *in.find_module(tensor.substr(0, tensor.rfind('.'))), calibration, acts));
+                              raise_to_inputs({*in.find_module(tensor.substr(0, tensor.rfind('.')))}, calibration, acts));
       known = known || own;
     }
     if (why.empty() && !known) why = "the calibration has no input of the layers behind it";
@@ -245,9 +249,7 @@ Result<Smoothing> plan_smoothing(const Checkpoint::Impl& in, std::span<const Mod
     plan.changed.emplace(name, std::move(norm));
     for (std::size_t j = 0; j < floats.size(); ++j) plan.changed.emplace(readers.floats[j], std::move(floats[j]));
     for (const Module* module : readers.quantized) {
-      std::vector<Module> names = written_modules(in, *module);
-      if (names.front().name != module->name) names.push_back(*module);
-      for (const Module& each : names) {
+      for (const Module& each : all_names(in, *module, format)) {
         plan.factors.emplace(each.name, factors);
         plan.absmax.emplace(each.name, inputs);
       }

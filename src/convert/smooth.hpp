@@ -44,9 +44,9 @@ struct Smoothing {
   std::vector<Note> notes;                            // layers left as they are, and why
 };
 
-/// All or nothing per norm: it is folded when all layers behind it are in `selected` and the calibration knows their input.
+/// format: of the output. All or nothing per norm: it is folded when all layers behind it are in `selected` and the calibration knows their input.
 /// Errors: unsupported when no norm can be folded; corrupt_data from the calibration.
-Result<Smoothing> plan_smoothing(const Checkpoint::Impl& in, std::span<const Module* const> selected,
+Result<Smoothing> plan_smoothing(const Checkpoint::Impl& in, std::span<const Module* const> selected, const codec::Format& format,
                                  const Calibration& calibration, double alpha);
 
 }  // namespace nibble

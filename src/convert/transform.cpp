@@ -172,7 +172,7 @@ Status check_config(const Transform& t) {
   if (t.format == nullptr || !t.selected.front()->quantized()) return {};
   std::vector<codec::WrittenModule> expected;
   for (const Module* selected : t.selected)
-    for (const Module& module : written_modules(t.in, *selected))
+    for (const Module& module : written_modules(t.in, *selected, t.format))
       expected.push_back({module.name, module.scheme, module.act_order, module.claimed ? module.claimed->act : ActScheme{},
                           module.filter.has_value(), format_for(*t.format, module.scheme.codes).name, module.other_acts});
   return t.format->write_config(described(t, std::move(expected))).status();
@@ -215,7 +215,7 @@ std::vector<Piece> cut(const Transform& t, bool one_file) {
   const auto add = [&](Piece piece) {
     for (const Module* module : piece.modules) {
       piece.most_bytes += t.most_bytes(*module);
-      for (const Module& written : written_modules(t.in, *module))
+      for (const Module& written : written_modules(t.in, *module, t.format))
         piece.header_room += kMaxParts * storage::SafetensorsWriter::header_bytes(written.name + std::string(kLongSuffix), 4);
     }
     if (!pieces.empty() && !one_file) {
@@ -238,7 +238,7 @@ std::vector<Piece> cut(const Transform& t, bool one_file) {
     }
     const Modules& modules = owned->second;
     if (tensor.name != modules.front()->tensors.front()) continue;
-    if (t.format == nullptr && is_stacked(t.in, *modules.front()))
+    if (stays_together(t.format) && is_stacked(t.in, *modules.front()))
       add({modules, i});
     else
       for (const Module* module : modules) add({{module}, i});
@@ -246,8 +246,15 @@ std::vector<Piece> cut(const Transform& t, bool one_file) {
   return pieces;
 }
 
-/// The floats of all experts, each in its place, of the matrix that their modules are.
-Result<std::vector<codec::EncodedTensor>> together(const Transform& t, const Modules& experts, TransformReport& report) {
+/// For the config.
+codec::WrittenModule written_module(const Rewritten& rewritten, const Module& module) {
+  return {rewritten.row.name,        rewritten.scheme, rewritten.act_order, rewritten.act,
+          module.filter.has_value(), rewritten.format, module.other_acts};
+}
+
+/// The tensors of all experts, each in its place, of the matrix that their modules are.
+Result<std::vector<codec::EncodedTensor>> together(const Transform& t, const Modules& experts, TransformReport& report,
+                                                   std::vector<codec::WrittenModule>& written) {
   std::vector<codec::EncodedTensor> all;
   for (std::size_t e = 0; e < experts.size(); ++e) {
     NIBBLE_ASSIGN_OR_RETURN(std::vector<Rewritten> rewritten, t.rewrite(*experts[e]));
@@ -261,6 +268,7 @@ Result<std::vector<codec::EncodedTensor>> together(const Transform& t, const Mod
       }
       std::ranges::copy(stored.bytes, all[i].tensor.bytes.begin() + static_cast<std::ptrdiff_t>(e * stored.bytes.size()));
     }
+    written.push_back(written_module(rewritten.front(), *experts[e]));
     report.modules.push_back(std::move(rewritten.front().row));
   }
   return all;
@@ -312,8 +320,8 @@ Status write_tensors(const Transform& t, const fs::path& path, bool one_file, Tr
         continue;
       }
       const Module& module = *piece->modules.front();
-      if (t.format == nullptr && is_stacked(t.in, module)) {
-        NIBBLE_ASSIGN_OR_RETURN(const std::vector<codec::EncodedTensor> all, together(t, piece->modules, report));
+      if (stays_together(t.format) && is_stacked(t.in, module)) {
+        NIBBLE_ASSIGN_OR_RETURN(const std::vector<codec::EncodedTensor> all, together(t, piece->modules, report, written));
         for (const auto& [name_of_all, part] : all) NIBBLE_RETURN_IF_ERROR(add(name_of_all, part.dtype, part.shape, part.bytes));
         continue;
       }
@@ -322,8 +330,7 @@ Status write_tensors(const Transform& t, const fs::path& path, bool one_file, Tr
         for (const codec::EncodedTensor& part : rewritten.tensors)
           NIBBLE_RETURN_IF_ERROR(
               add(join_name(rewritten.row.name, part.suffix), part.tensor.dtype, part.tensor.shape, part.tensor.bytes));
-        written.push_back({rewritten.row.name, rewritten.scheme, rewritten.act_order, rewritten.act, module.filter.has_value(),
-                           rewritten.format, module.other_acts});
+        written.push_back(written_module(rewritten, module));
         report.modules.push_back(std::move(rewritten.row));
       }
     }
@@ -341,7 +348,8 @@ void note_rounded_scales(const Transform& t, const std::vector<codec::WrittenMod
   const DType model = t.in.config.dtype;
   if (t.format == nullptr || t.format->name == "fp8" || (model != DType::bf16 && model != DType::f16)) return;
   const auto rounded = [&](const codec::WrittenModule& module) {
-    return module.scheme.scale != model && (model == DType::bf16 || module.scheme.scale == DType::f32);
+    return module.scheme.scale != model && module.scheme.scale != DType::e8m0 &&
+           (model == DType::bf16 || module.scheme.scale == DType::f32);
   };
   const auto first = std::ranges::find_if(written, rounded);
   if (first == written.end()) return;
@@ -450,8 +458,8 @@ ActScheme activations_of(const Module& module, const QuantTensor& q) {
           q.static_acts->zero == 0 ? ZeroKind::none : ZeroKind::integer};
 }
 
-/// Experts that cannot be written one by one. Said before hours of work.
-Status check_experts(const Checkpoint::Impl& in, const Modules& modules) {
+/// Modules in a form that the format has not. Said before hours of work.
+Status check_forms(const Checkpoint::Impl& in, const Modules& modules, const codec::Format& format) {
   std::map<std::string_view, const Module*> floats;  // of a layer of experts, a module that is not quantized
   for (const Module& module : in.modules)
     if (!module.quantized() && is_stacked(in, module)) floats.emplace(module.stack, &module);
@@ -462,17 +470,17 @@ Status check_experts(const Checkpoint::Impl& in, const Modules& modules) {
           "{}: module {} is {}, and {} of the same experts is not quantized; dequantize the checkpoint, then quantize it",
           in.path.string(), module->name, module->scheme.name(), other->second->name);
   for (const Module* module : modules)
-    if (const Status apart = check_one_by_one(in, *module); !apart.ok())
-      return apart.with_context(fmt::format("{}: module {}", in.path.string(), module->name));
+    if (const Status form = check_form(in, *module, format); !form.ok())
+      return form.with_context(fmt::format("{}: module {}", in.path.string(), module->name));
   return {};
 }
 
-/// No format that is written has exponents for scales.
+/// Of formats that are written, mxfp4 alone has exponents for scales.
 Status refuse_exponents(const Checkpoint::Impl& in, const Modules& modules) {
   for (const Module* module : modules)
     if (module->scheme.scale == DType::e8m0)
       return error(StatusCode::unsupported,
-                   "{}: module {}: no format that nibble writes holds {} with scales of e8m0; dequantize the "
+                   "{}: module {}: mxfp4 alone holds {} with scales of e8m0; dequantize the "
                    "checkpoint, then quantize it",
                    in.path.string(), module->name, module->scheme.name());
   return {};
@@ -529,6 +537,7 @@ WeightShape shape_of(const Checkpoint::Impl& in, const Module& module) {
 /// scales of 8-bit codes, which are so small that f16 has few bits left.
 DType scale_type(const QuantizeCheckpointSpec& spec, DType weight) {
   if (spec.format == "fp8") return DType::f32;
+  if (spec.format == "mxfp4") return DType::e8m0;
   if (weight != DType::f32) return weight;
   return spec.scheme.act.codes == DType::none ? DType::f16 : DType::f32;
 }
@@ -601,8 +610,8 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
     std::string why;
     if (only && !only->search(module.name)) why = "the only expression does not match its name";
     if (skip && skip->search(module.name)) why = "the skip expression matches its name";
-    if (const Status apart = check_one_by_one(in, module); why.empty() && !apart.ok()) {
-      why = apart.message();
+    if (const Status form = check_form(in, module, format); why.empty() && !form.ok()) {
+      why = form.message();
       if (cannot.empty()) cannot = fmt::format("; {}: {}", module.name, why);
     }
     if (const auto left = selection.left(shapes[i]); why.empty() && left && !(left->possible && spec.all)) {
@@ -611,7 +620,7 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
     }
     if (why.empty()) {
       const Extent filter = module.filter.value_or(Extent{});
-      const Module written = written_modules(in, module).front();
+      const Module written = written_modules(in, module, &format).front();
       const auto [at, fresh] = asked.try_emplace(
           fmt::format("{} {} {} {} {}", name(module.scheme.codes), written.n, written.k, filter.h, filter.w), WeightScheme{});
       if (fresh) at->second = stored_as(format, written, spec, std::min(written.n, written.n % 32 + 32));
@@ -637,12 +646,12 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
 }
 
 /// The report of a run that writes nothing.
-Result<TransformReport> planned(const Checkpoint::Impl& in, const fs::path& out, const Chosen& chosen,
-                                const QuantizeCheckpointSpec& spec, const std::vector<ModuleNote>& notes) {
+Result<TransformReport> planned(const Checkpoint::Impl& in, const fs::path& out, const codec::Format& format,
+                                const Chosen& chosen, const QuantizeCheckpointSpec& spec, const std::vector<ModuleNote>& notes) {
   NIBBLE_RETURN_IF_ERROR(check_paths(in.path, out));
   TransformReport report;
   for (std::size_t i = 0; i < chosen.modules.size(); ++i)
-    for (const Module& written : written_modules(in, *chosen.modules[i]))
+    for (const Module& written : written_modules(in, *chosen.modules[i], &format))
       report.modules.push_back({written.name, Scheme{chosen.schemes[i], spec.scheme.act}.name(), std::nullopt});
   for (const TensorInfo& tensor : in.shards.tensors) report.bytes_in += tensor.bytes;
   report.notes = group_notes(notes);
@@ -677,7 +686,7 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
   if (!spec.calibration.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(calibration, Calibration::open(spec.calibration));
     if (spec.smooth) {
-      NIBBLE_ASSIGN_OR_RETURN(smoothing, plan_smoothing(*in, selected, *calibration, *spec.smooth));
+      NIBBLE_ASSIGN_OR_RETURN(smoothing, plan_smoothing(*in, selected, *format, *calibration, *spec.smooth));
     }
   }
   Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
@@ -732,8 +741,8 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
       return all;
     }
     NIBBLE_ASSIGN_OR_RETURN(QuantTensor floats, in->read(module, nullptr, nullptr));
-    NIBBLE_ASSIGN_OR_RETURN(std::vector<QuantTensor> weights, written_weights(*in, module, std::move(floats)));
-    const std::vector<Module> written = written_modules(*in, module);
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<QuantTensor> weights, written_weights(*in, module, std::move(floats), format));
+    const std::vector<Module> written = written_modules(*in, module, format);
     for (std::size_t i = 0; i < written.size(); ++i) {
       Tensor original(module.scheme.codes, {written[i].n, written[i].k});
       std::memcpy(original.bytes.data(), weights[i].codes.data(), original.bytes.size());
@@ -744,14 +753,14 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
   };
   const auto most = [&](const Module& module) {
     std::uint64_t bytes = 0;
-    for (const Module& written : written_modules(*in, module))
+    for (const Module& written : written_modules(*in, module, format))
       bytes += most_bytes(bits(spec.scheme.weight.codes), spec.scheme.weight.group, written.n, written.k);
     return bytes;
   };
   std::vector<ModuleNote> notes;
   for (const Note& note : smoothing.notes) notes.push_back({"", note});
   for (const LeftModule& left : chosen.left) notes.push_back({left.name, {Note::Severity::info, "left as it is: " + left.why}});
-  Result<TransformReport> report = spec.dry_run ? planned(*in, out, chosen, spec, notes)
+  Result<TransformReport> report = spec.dry_run ? planned(*in, out, *format, chosen, spec, notes)
                                                 : run({*in, out, selected, rewrite, format, most, options, smoothing, notes});
   if (report.ok()) report->left = std::move(chosen.left);
   return report;
@@ -766,15 +775,15 @@ Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::pa
   Modules selected = quantized_modules(*in);
   if (selected.empty())
     return nothing_to_do(in_path, "no module is quantized, so there is nothing to convert; quantize it first");
-  NIBBLE_RETURN_IF_ERROR(refuse_exponents(*in, selected));
-  NIBBLE_RETURN_IF_ERROR(check_experts(*in, selected));
+  if (format->name != "mxfp4") NIBBLE_RETURN_IF_ERROR(refuse_exponents(*in, selected));
+  NIBBLE_RETURN_IF_ERROR(check_forms(*in, selected, *format));
   Transform transform{*in, out, std::move(selected), {}, format, {}, options};
   transform.notes = notes_of(*in, transform.selected);
   transform.rewrite = [&](const Module& module) -> Result<std::vector<Rewritten>> {
     NIBBLE_RETURN_IF_ERROR(refuse_code_units(module));
     NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, read(*in, module, transform.notes));
-    NIBBLE_ASSIGN_OR_RETURN(const std::vector<QuantTensor> weights, written_weights(*in, module, std::move(q)));
-    const std::vector<Module> written = written_modules(*in, module);
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<QuantTensor> weights, written_weights(*in, module, std::move(q), format));
+    const std::vector<Module> written = written_modules(*in, module, format);
     std::vector<Rewritten> all;
     for (std::size_t i = 0; i < written.size(); ++i) {
       NIBBLE_ASSIGN_OR_RETURN(Rewritten part, encode(*format, written[i], weights[i], activations_of(module, weights[i])));
@@ -785,7 +794,7 @@ Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::pa
   transform.most_bytes = [&](const Module& module) {
     const int width = format->name == "int-quantized" ? 8 : bits(module.scheme.codes);
     std::uint64_t bytes = 0;
-    for (const Module& written : written_modules(*in, module))
+    for (const Module& written : written_modules(*in, module, format))
       bytes += most_bytes(width, module.scheme.group, written.n, written.k);
     return bytes;
   };

@@ -3,7 +3,8 @@
 // A group of weights becomes a scale s, a zero z and codes u in [0, top], top = 2^bits − 1, that mean (u − z)·s. Symmetric
 // schemes fix z = 2^(bits−1), which their code type uXbB carries; asymmetric ones store it. The same arithmetic serves both, and signed
 // codes, which are u and z minus 128. With a float offset o, codes mean u·s + o: z is 0, and o is subtracted from weights first. Float
-// codes are e4m3(w / s) with s = max|w| / 448. Dense weights are rounded to their type, and have no scale.
+// codes are e4m3(w / s) with s = max|w| / 448, or e2m1(w / s) with the least power of two s that is not below max|w| / 6 (MXFP4; the largest
+// weight becomes 3 to 6). Dense weights are rounded to their type, and have no scale.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -26,6 +27,9 @@ namespace {
 /// largest of a few thousand Gaussian weights is near four.
 constexpr int kClipSteps = 24;
 constexpr double kClipStep = 1.0 / 32;
+
+constexpr double kE2m1Max = 6;
+constexpr int kE8m0Bias = 127;  // the exponent of code 0 is −127, that of 254 is 127
 
 /// Rows are assigned to threads in blocks, to keep the overhead small for short rows.
 constexpr std::int64_t kRowsPerTask = 8;
@@ -80,6 +84,24 @@ void encode(const T* w, std::int64_t count, GroupCode g, float top, float bias, 
 template <class T>
 void encode_e4m3(const T* w, std::int64_t count, float scale, std::uint8_t* codes) {
   for (std::int64_t i = 0; i < count; ++i) codes[i] = act_rule::to_e4m3(to_f32(w[i]) / scale);
+}
+
+/// To nearest, ties to even codes: the codes of 0, ½, 1, 1½, 2, 3, 4 and 6 are 0 to 7, and 8 more of negative numbers.
+template <class T>
+void encode_e2m1(const T* w, std::int64_t count, float scale, std::uint8_t* codes) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float x = to_f32(w[i]) / scale, size = std::fabs(x);
+    const int code =
+        (size > 0.25f) + (size >= 0.75f) + (size > 1.25f) + (size >= 1.75f) + (size > 2.5f) + (size >= 3.5f) + (size > 5.0f);
+    codes[i] = static_cast<std::uint8_t>(code + (std::signbit(x) ? 8 : 0));
+  }
+}
+
+/// The least power of two that is not below `exact` > 0, of those that e8m0 has.
+float power_of_two(double exact) {
+  int exponent = 0;
+  const double fraction = std::frexp(exact, &exponent);  // ½ ≤ fraction < 1
+  return std::ldexp(1.0f, std::clamp(fraction == 0.5 ? exponent - 1 : exponent, -kE8m0Bias, kE8m0Bias));
 }
 
 /// Σ(w − ŵ)² of what encode() would choose. Eight fixed partial sums, so that the order does not depend on the vector width.
@@ -177,7 +199,7 @@ class Quantizer {
   Quantizer(const QuantizeSpec& spec, QuantTensor& q)
       : spec_(spec),
         q_(q),
-        is_float_(spec.scheme.codes == DType::e4m3),
+        is_float_(spec.scheme.codes == DType::e4m3 || spec.scheme.codes == DType::e2m1),
         bias_(spec.scheme.codes == DType::s8 ? 128.0f : 0.0f),
         top_(std::ldexp(1.0f, bits(q.scheme.codes)) - 1),
         middle_(std::ldexp(1.0f, bits(q.scheme.codes) - 1)) {}
@@ -203,13 +225,18 @@ class Quantizer {
       if (!code) return too_large(piece, range);
       for (std::int64_t i = 0; i < rows; ++i) {
         std::uint8_t* codes = q_.codes.data() + piece.n_of(i) * q_.k + piece.k_of(i);
-        if (is_float_)
+        if (q_.scheme.codes == DType::e2m1)
+          encode_e2m1(piece.row(i), piece.cols, code->scale, codes);
+        else if (is_float_)
           encode_e4m3(piece.row(i), piece.cols, code->scale, codes);
         else
           encode(piece.row(i), piece.cols, *code, top_, bias_, codes);
       }
       const std::int64_t at = (q_.scheme.group.n == 0 ? 0 : n / q_.scheme.group.n) * groups + g;
-      q_.scales.set(at, code->scale);
+      if (q_.scheme.scale == DType::e8m0)
+        q_.scales.bytes[static_cast<std::size_t>(at)] = static_cast<std::byte>(std::ilogb(code->scale) + kE8m0Bias);
+      else
+        q_.scales.set(at, code->scale);
       if (!q_.zeros.empty()) q_.zeros.set(at, has_offset() ? code->offset : code->zero - bias_);
     }
     return {};
@@ -238,10 +265,11 @@ class Quantizer {
     if (has_offset()) return offset_code_for(range, shrink);
     const double low = std::min(0.0, static_cast<double>(range.low)) * shrink;
     const double high = std::max(0.0, static_cast<double>(range.high)) * shrink;
-    const double reach = is_float_ ? act_rule::kE4m3Max : 0.5 * top_;
+    const double reach = !is_float_ ? 0.5 * top_ : q_.scheme.codes == DType::e2m1 ? kE2m1Max : act_rule::kE4m3Max;
     const double exact = symmetric() ? std::max(-low, high) / reach : (high - low) / top_;
     GroupCode code;
-    if (exact > 0) code.scale = round_scale(exact, spec_.scheme.scale);  // a group of zeros keeps 1: any scale is right
+    if (exact > 0)  // a group of zeros keeps 1: any scale is right
+      code.scale = spec_.scheme.scale == DType::e8m0 ? power_of_two(exact) : round_scale(exact, spec_.scheme.scale);
     code.zero = symmetric() ? middle_ : clamp(static_cast<float>(std::nearbyint(-low / code.scale)), 0, top_);
     const double largest = (is_float_ ? reach : std::max(code.zero, top_ - code.zero)) * static_cast<double>(code.scale);
     if (!(largest <= std::numeric_limits<float>::max())) return std::nullopt;
@@ -307,22 +335,28 @@ Status check(const ConstTensorView& w, const QuantizeSpec& spec, const Extent& f
   if (scheme.is_dense() && spec.clip_search)
     return error(StatusCode::invalid_argument, "a clipping search is for integers: {} has no range to choose", scheme.name());
   if (scheme.is_dense()) return {};
-  const bool symmetric = scheme.zero == ZeroKind::none, e4m3 = scheme.codes == DType::e4m3, s8 = scheme.codes == DType::s8;
+  const bool symmetric = scheme.zero == ZeroKind::none, e2m1 = scheme.codes == DType::e2m1,
+             is_float = scheme.codes == DType::e4m3 || e2m1, s8 = scheme.codes == DType::s8;
   const DTypeKind kind = info(scheme.codes).kind;
   const bool few_bits =
       bits(scheme.codes) >= 2 && bits(scheme.codes) <= 8 && kind == (symmetric ? DTypeKind::biased : DTypeKind::uint);
-  if (e4m3 && !symmetric) return error(StatusCode::invalid_argument, "e4m3 codes have no zero points, {} has", scheme.name());
+  if (is_float && !symmetric)
+    return error(StatusCode::invalid_argument, "{} codes have no zero points, {} has", name(scheme.codes), scheme.name());
+  if (e2m1 != (scheme.scale == DType::e8m0))
+    return error(StatusCode::unsupported,
+                 "quantizing to {} with scales of {}: codes of e2m1 and scales of e8m0 go together, as MXFP4 has them",
+                 scheme.name(), name(scheme.scale));
   const bool offset = scheme.zero == ZeroKind::offset;
-  if ((!e4m3 && !s8 && !few_bits) || scheme.zero == ZeroKind::real || (offset && s8))
+  if ((!is_float && !s8 && !few_bits) || scheme.zero == ZeroKind::real || (offset && s8))
     return error(
         StatusCode::unsupported,
-        "quantizing to {}: codes are uXbB, uX with integer zero points (uXz...) or float offsets (uXo...), s8, e4m3, f32, "
-        "f16 or bf16",
+        "quantizing to {}: codes are uXbB, uX with integer zero points (uXz...) or float offsets (uXo...), s8, e4m3, e2m1, "
+        "f32, f16 or bf16",
         scheme.name());
-  if (e4m3 && spec.clip_search)
+  if (is_float && spec.clip_search)
     return error(StatusCode::invalid_argument,
-                 "a clipping search is for integers: how precise e4m3 is does not depend on the range");
-  if (!is_compute_float(scheme.scale))
+                 "a clipping search is for integers: how precise {} is does not depend on the range", name(scheme.codes));
+  if (!e2m1 && !is_compute_float(scheme.scale))
     return error(StatusCode::invalid_argument, "scales of type {} cannot be chosen; use f16, bf16 or f32", name(scheme.scale));
   const GroupShape shape = scheme.group;
   if (shape.n < 0 || shape.k < 0 || (shape.n == 0 && shape.k != 0))

@@ -281,6 +281,12 @@ TEST_F(Cli, Experts) {
   EXPECT_TRUE(contains(apart.out, "model.layers.0.mlp.experts.0…5.up_proj ")) << apart.out;
   EXPECT_TRUE(contains(apart.out, "experts: 1 layer of 6: gate_proj, up_proj, down_proj")) << apart.out;
   EXPECT_EQ(nibble({"verify", at("again"), "-M", "1"}).exit_code, 0);
+
+  // And together again, as they came.
+  const Finished written = nibble({"quantize", at("floats"), at("mxfp4"), "--format", "mxfp4"});
+  ASSERT_EQ(written.exit_code, 0) << written.err;
+  EXPECT_TRUE(contains(nibble({"inspect", at("mxfp4")}).out, "model.layers.0.mlp.experts.0…5.gate_up_proj  mxfp4"));
+  EXPECT_EQ(nibble_json({"verify", at("mxfp4"), "-M", "1,3", "--json"})["results"].size(), 2u * 4 * 2);
 }
 
 TEST_F(Cli, SamplesAreReproducible) {

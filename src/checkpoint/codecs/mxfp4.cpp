@@ -16,6 +16,7 @@ namespace {
 constexpr std::string_view kMethods[] = {"mxfp4"};
 constexpr StoredTensor kTensors[] = {{"blocks"}, {"scales"}, {"bias", axes::kN}};
 constexpr std::int64_t kGroup = 32;
+constexpr WeightScheme kScheme{DType::e2m1, ZeroKind::none, GroupShape::group(kGroup), DType::e8m0};
 
 Result<Module> analyse(const ModuleTensors& tensors) {
   Module m;
@@ -29,7 +30,7 @@ Result<Module> analyse(const ModuleTensors& tensors) {
   NIBBLE_RETURN_IF_ERROR(expect(tensors, "scales", {DType::u8, DType::e8m0}, {m.n, m.k / kGroup}));
   NIBBLE_RETURN_IF_ERROR(check_bias(tensors, m.n));
   m.has_bias = tensors.find("bias") != nullptr;
-  m.scheme = {DType::e2m1, ZeroKind::none, GroupShape::group(kGroup), DType::e8m0};
+  m.scheme = kScheme;
   return m;
 }
 
@@ -59,12 +60,45 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   return q;
 }
 
+Result<std::vector<EncodedTensor>> encode(const QuantTensor& q, const ActScheme& act) {
+  NIBBLE_RETURN_IF_ERROR(q.validate());
+  NIBBLE_RETURN_IF_ERROR(check_weight_only(kMethods[0], q, act));
+  const auto refuse = [&](std::string_view why) {
+    return error(StatusCode::unsupported, "mxfp4 cannot hold {} [{},{}]: {}", q.scheme.name(), q.n, q.k, why);
+  };
+  if (q.scheme != kScheme) return refuse("it has e2m1 codes in groups of 32 with scales of e8m0");
+  if (!q.g_idx.empty()) return refuse("it has no act-order");
+  if (q.scale2 || !q.prescale.empty() || q.act_limit)
+    return refuse("it has no second-level scale, and no pre-scale or limit of activations");
+  const std::int64_t groups = q.k / kGroup;
+  Tensor blocks(DType::u8, {q.n, groups, kGroup / 2}), scales(DType::u8, {q.n, groups});
+  for (std::size_t i = 0; i < blocks.bytes.size(); ++i)
+    blocks.bytes[i] = static_cast<std::byte>(q.codes[2 * i] | q.codes[2 * i + 1] << 4);
+  scales.bytes = q.scales.bytes;
+  std::vector<EncodedTensor> out;
+  out.push_back({"blocks", std::move(blocks)});
+  out.push_back({"scales", std::move(scales)});
+  if (!q.bias.empty()) out.push_back({"bias", q.bias});
+  return out;
+}
+
+Result<Json> write_config(const WrittenCheckpoint& written) {
+  NIBBLE_RETURN_IF_ERROR(check_weights_alone(kMethods[0], written));
+  return Json{{"quant_method", kMethods[0]}, {"modules_to_not_convert", not_quantized(written)}};
+}
+
 }  // namespace
 
-const Format kMxfp4{"mxfp4",  "MXFP4: 4-bit floats in blocks of 32 with exponents for scales, as gpt-oss has its experts",
-                    false,    kMethods,
-                    kTensors, detect,
-                    read,     codes,
-                    nullptr,  nullptr};
+const Format kMxfp4{.name = "mxfp4",
+                    .summary = "MXFP4: 4-bit floats in blocks of 32 with exponents for scales, as gpt-oss has its experts",
+                    .can_write = true,
+                    .methods = kMethods,
+                    .tensors = kTensors,
+                    .detect = detect,
+                    .read = read,
+                    .codes = codes,
+                    .encode = encode,
+                    .write_config = write_config,
+                    .experts_together = true};
 
 }  // namespace nibble::codec

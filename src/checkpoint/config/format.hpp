@@ -112,6 +112,9 @@ struct Format {
   /// The same for a convolution, even if its filter has one element. Null where the format has none.
   Result<std::vector<EncodedTensor>> (*encode_conv)(const QuantTensor& q, const ActScheme& act) = nullptr;
 
+  /// Whether a checkpoint has the experts of a layer in one tensor (stacks.hpp), and nothing else, in this format.
+  bool experts_together = false;
+
   Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& act = {}) const { return encode(q, act); }
 };
 

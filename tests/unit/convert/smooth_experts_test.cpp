@@ -209,8 +209,7 @@ TEST(PrescaledExperts, AreRunOrDequantized) {
       Tensor factor = random_tensor(DType::bf16, {q.k}, e == 1 ? weights.size() : 40 + down);
       for (std::int64_t k = 0; k < q.k; ++k) factor.set(k, 1.0f + factor.at(k));
       auto encoded = *codec::find_format("compressed-tensors")->write(q);
-      for (codec::EncodedTensor& t : encoded)
-        tensors.push_back(source(module + "." + t.suffix, std::move(t.tensor)));
+      for (codec::EncodedTensor& t : encoded) tensors.push_back(source(module + "." + t.suffix, std::move(t.tensor)));
       tensors.push_back(source(module + ".pre_quant_scale", factors.emplace_back(std::move(factor))));
     }
   write_inputs(scratch / "in.safetensors", tensors);

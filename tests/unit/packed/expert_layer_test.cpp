@@ -229,6 +229,82 @@ TEST_F(ExpertLayers, OfGptOssAreMxfp4) {
   }
 }
 
+/// gpt-oss's floats become MXFP4 as gpt-oss has it: the same tensors as they are published, by the definition of the format, with its config.
+TEST_F(ExpertLayers, OfGptOssAreWrittenAsMxfp4) {
+  const std::string layer = kLayer;
+  std::vector<TensorSource> tensors = turns();
+  tensors.push_back(
+      tensor("model.layers.0.self_attn.q_proj.weight", {64, 64}, [](auto at) { return element(Part::up, 0, at[0], at[1]); }));
+  const Checkpoint in = checkpoint(tensors, R"({"model_type": "gpt_oss"})");
+  const fs::path out = scratch_.path() / "mxfp4";
+  QuantizeCheckpointSpec spec{.format = "mxfp4", .scheme = *Scheme::parse("e2m1g32", DType::none)};
+  const auto report = quantize_checkpoint(in.path(), out, spec);
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  EXPECT_EQ(report->modules.size(), 2u * kExperts);
+  ASSERT_EQ(report->left.size(), 1u);
+  EXPECT_EQ(report->left[0].name, "model.layers.0.self_attn.q_proj");
+  EXPECT_THAT(report->left[0].why, HasSubstr("mxfp4 has experts that are stored together alone"));
+  const Checkpoint made = *Checkpoint::open(out);
+  for (const Note& note : made.notes()) ADD_FAILURE() << note.text;
+  EXPECT_THAT(made.config(), HasSubstr("\"quant_method\": \"mxfp4\""));
+  EXPECT_THAT(made.config(), HasSubstr("model.layers.0.self_attn.q_proj"));
+  const std::pair<const char*, std::vector<std::int64_t>> shapes[] = {{".gate_up_proj_blocks", {kExperts, 2 * kBetween, 2, 16}},
+                                                                      {".gate_up_proj_scales", {kExperts, 2 * kBetween, 2}},
+                                                                      {".down_proj_blocks", {kExperts, kHidden, 1, 16}},
+                                                                      {".down_proj_scales", {kExperts, kHidden, 1}}};
+  for (const auto& [name, shape] : shapes) {
+    const TensorInfo* stored = made.find_tensor(layer + name);
+    ASSERT_NE(stored, nullptr) << name;
+    EXPECT_EQ(stored->dtype, DType::u8);
+    EXPECT_EQ(stored->shape, shape);
+  }
+  for (const char* name : {".gate_up_proj_bias", ".down_proj_bias"})
+    EXPECT_EQ(*made.load(*made.find_tensor(layer + name)), *in.load(*in.find_tensor(layer + name))) << "in turns, as before";
+  EXPECT_EQ(made.find_tensor(layer + ".gate_up_proj"), nullptr);
+
+  // Each number is the nearest of its block's, whose scale is the least power of two for which 6 is large enough.
+  constexpr std::array<float, 8> kValues{0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  const ExpertLayer was = expert_layers(in).at(0), is = expert_layers(made).at(0);
+  EXPECT_TRUE(is.interleaved);
+  for (std::int64_t e = 0; e < kExperts; ++e)
+    for (const bool up : {true, false}) {
+      const QuantTensor before = up ? *read_gate_up(in, was, e) : *read_down(in, was, e),
+                        after = up ? *read_gate_up(made, is, e) : *read_down(made, is, e);
+      EXPECT_EQ(after.scheme.name(), "e2m1g32");
+      EXPECT_EQ(after.bias, before.bias);
+      for (std::int64_t n = 0; n < before.n; ++n)
+        for (std::int64_t first = 0; first < before.k; first += 32) {
+          float most = 0, scale = 0x1p-100f;
+          for (std::int64_t k = first; k < first + 32; ++k) most = std::max(most, std::fabs(before.value(n, k)));
+          while (6 * scale < most) scale *= 2;
+          for (std::int64_t k = first; k < first + 32; ++k) {
+            const float x = before.value(n, k), y = std::fabs(after.value(n, k)) / scale;
+            EXPECT_NE(std::ranges::find(kValues, y), kValues.end()) << y;
+            for (const float other : kValues)
+              ASSERT_LE(std::fabs(std::fabs(x) / scale - y), std::fabs(std::fabs(x) / scale - other)) << n << " " << k;
+            EXPECT_TRUE(y == 0 || (after.value(n, k) < 0) == (x < 0));
+          }
+        }
+    }
+
+  // Converted it is the same bytes; one by one only by way of floats; and no other model has it.
+  const auto same = convert_checkpoint(out, scratch_.path() / "same", "mxfp4");
+  ASSERT_TRUE(same.ok()) << same.status().message();
+  const Checkpoint again = *Checkpoint::open(scratch_.path() / "same");
+  EXPECT_EQ(again.tensors().size(), made.tensors().size());
+  for (const TensorInfo& stored : made.tensors()) EXPECT_EQ(*again.load(*again.find_tensor(stored.name)), *made.load(stored));
+  const fs::path never = scratch_.path() / "never";
+  EXPECT_THAT(convert_checkpoint(out, never, "nibble-codes").status().message(),
+              HasSubstr("mxfp4 alone holds e2m1g32 with scales of e8m0; dequantize the checkpoint, then quantize it"));
+  EXPECT_THAT(quantize_checkpoint(checkpoint(rows(), R"({"model_type": "qwen3_moe"})").path(), never, spec).status().message(),
+              HasSubstr("of model_type \"qwen3_moe\" no program reads them so: choose another format"));
+  EXPECT_THAT(quantize_checkpoint(checkpoint(one_by_one({"w1", "w3", "w2"})).path(), never, spec).status().message(),
+              HasSubstr("mxfp4 has experts that are stored together alone"));
+  spec.scheme = *Scheme::parse("u4b8g32", DType::f16);
+  EXPECT_THAT(quantize_checkpoint(in.path(), never, spec).status().message(), HasSubstr("mxfp4 cannot hold u4b8g32"));
+  EXPECT_FALSE(fs::exists(never));
+}
+
 /// FP8 stored together: blocks or one scale of transformers' fp8, rows of them; and columns with a scale for each output of FBGEMM (Llama 4).
 TEST_F(ExpertLayers, StoredTogetherInFp8) {
   const std::string layer = kLayer;

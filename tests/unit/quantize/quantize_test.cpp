@@ -292,6 +292,42 @@ TEST(Quantize, DenseSchemesRefuseWhatTheyCannotHold) {
               HasSubstr("a dense weight of bf16 has no scales"));
 }
 
+/// Ties go to even codes, the scale is the least power of two for which 6 is enough, and ends at those of e8m0.
+TEST(Quantize, Mxfp4) {
+  const QuantizeSpec spec{{DType::e2m1, ZeroKind::none, GroupShape::group(16), DType::e8m0}};
+  const std::vector<float> ties{0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5, 6, -0.25f, -0.76f, 0.26f, 1.26f, 4.99f, -6, 0, 5.01f};
+  const std::vector<std::uint8_t> codes{0, 2, 2, 4, 4, 6, 6, 7, 8, 10, 1, 3, 6, 15, 0, 7};
+  for (const int exponent : {0, 1, -20, 100, -123}) {
+    std::vector<float> w = ties;
+    for (float& x : w) x = std::ldexp(x, exponent);
+    const auto q = quantize({w.data(), {1, 16}}, spec);
+    ASSERT_TRUE(q.ok()) << q.status().message();
+    ASSERT_TRUE(q->validate().ok()) << q->validate().message();
+    EXPECT_EQ(q->codes, codes) << exponent;
+    EXPECT_EQ(static_cast<int>(q->scales.bytes[0]), exponent + 127);
+    EXPECT_EQ(q->value(0, 7), std::ldexp(6.0f, exponent));
+  }
+  const auto scale_of = [&](float most) {
+    std::vector<float> w(16, most);
+    return static_cast<int>(quantize({w.data(), {1, 16}}, spec)->scales.bytes[0]) - 127;
+  };
+  EXPECT_EQ(scale_of(6), 0);
+  EXPECT_EQ(scale_of(std::nextafter(6.0f, 7.0f)), 1);
+  EXPECT_EQ(scale_of(3), -1);
+  EXPECT_EQ(scale_of(0), 0);
+  EXPECT_EQ(scale_of(0x1.8p127f), 125);
+  EXPECT_EQ(scale_of(std::numeric_limits<float>::denorm_min()), -127);
+  const auto refused = [&](const QuantizeSpec& other) {
+    return std::string(quantize({ties.data(), {1, 16}}, other).status().message());
+  };
+  EXPECT_THAT(refused({spec.scheme, true}), HasSubstr("a clipping search is for integers: how precise e2m1 is"));
+  const std::vector<float> most(16, std::numeric_limits<float>::max());  // would become 4 of 2^126, which no float is
+  EXPECT_THAT(quantize({most.data(), {1, 16}}, spec).status().message(), HasSubstr("too much for e2m1 codes"));
+  EXPECT_THAT(refused({{DType::e2m1, ZeroKind::none, GroupShape::group(16), DType::f16}}), HasSubstr("go together"));
+  EXPECT_THAT(refused({{DType::u4b8, ZeroKind::none, GroupShape::group(16), DType::e8m0}}), HasSubstr("go together"));
+  EXPECT_THAT(refused({{DType::e2m1, ZeroKind::integer, GroupShape::group(16), DType::e8m0}}), HasSubstr("no zero points"));
+}
+
 TEST(Quantize, RowStride) {
   const std::vector<float> w = gaussian(4 * 64);
   ConstTensorView left(w.data(), {4, 32});

@@ -251,6 +251,7 @@ constexpr Case kCases[] = {
     {"modelopt-int4/w4a8", "u4b8g32", false, "", "e4m3t_u4b8g32"},
     {"nibble-codes/4bit_offsets", "u4og32", true},
     {"nibble-codes/3bit_float_zeros", "u3fg32", true},
+    {"nibble-codes/4bit_image_channels", "u4oci16", true},
     {"mxfp4/gpt_oss", "e2m1g32", false, "", ""},
     {"smoothquant/int8_output", "s8t", false, "", ""},
     {"smoothquant/float_output", "s8t", false, "", ""},
@@ -372,7 +373,8 @@ TEST_P(GoldenLayout, IsWrittenByteForByte) {
   const Module& module = checkpoint->modules()[0];
   const auto q = checkpoint->read(module);
   ASSERT_TRUE(q.ok());
-  const auto tensors = codec::find_format(module.format)->write(*q, module.claimed->act);
+  const codec::Format& format = *codec::find_format(module.format);
+  const auto tensors = module.filter ? format.encode_conv(*q, module.claimed->act) : format.write(*q, module.claimed->act);
   ASSERT_TRUE(tensors.ok()) << tensors.status().message();
   EXPECT_EQ(tensors->size(), module.tensors.size());
   for (const auto& [suffix, tensor] : *tensors) {

@@ -283,16 +283,20 @@ def modelopt_int4(name, seed, config, n=12, k=64, g=32, dtype="F32", fp8_acts=Fa
               {"model.proj": (tensors, weights(signed_codes, scales, [[0] * (k // g)] * n, natural(k, g)))}, file_name)
 
 
-def nibble_codes(name, seed, scheme, bits, n=10, k=64, g=32, offsets=True):
-    random, codes, scales, _, bias = random_layer(seed, n, k, k // g, bits, "F16")
-    floats = [[(random.below(256) - 128) / 64 for _ in range(k // g)] for _ in range(n)]
+def nibble_codes(name, seed, scheme, bits, n=10, k=64, g=32, offsets=True, filter=None):
+    """filter: of a convolution, whose K is in the order kh, kw, channel; its elements share the groups of the channels."""
+    channels = k // (filter[0] * filter[1]) if filter else k
+    groups, group_of = channels // g, [i % channels // g for i in range(k)]
+    random, codes, scales, _, bias = random_layer(seed, n, k, groups, bits, "F16")
+    floats = [[(random.below(256) - 128) / 64 for _ in range(groups)] for _ in range(n)]
+    sizes = [n, channels, *filter] if filter else [n, k]
     tensors = [("weight_codes", "I32", [n, (k * bits + 31) // 32], flat([stream(row, bits) for row in codes])),
-               ("weight_scale", "F16", [n, k // g], flat(scales)),
-               ("weight_offset" if offsets else "weight_zero", "F16", [n, k // g], flat(floats)),
+               ("weight_scale", "F16", [n, groups], flat(scales)),
+               ("weight_offset" if offsets else "weight_zero", "F16", [n, groups], flat(floats)),
                ("weight_scheme", "U8", [len(scheme)], list(scheme.encode("ascii"))),
-               ("weight_shape", "I64", [2], [n, k]), ("bias", "F16", [n], bias)]
-    w = [[q * scales[row][i // g] + floats[row][i // g] if offsets else (q - floats[row][i // g]) * scales[row][i // g]
-          for i, q in enumerate(codes[row])] for row in range(n)]
+               ("weight_shape", "I64", [len(sizes)], sizes), ("bias", "F16", [n], bias)]
+    w = [[q * scales[row][i] + floats[row][i] if offsets else (q - floats[row][i]) * scales[row][i]
+          for i, q in zip(group_of, codes[row])] for row in range(n)]
     save_case(f"nibble-codes/{name}", {"quant_method": "nibble-codes", "modules_to_not_convert": []}, {"model.proj": (tensors, w)})
 
 
@@ -374,6 +378,7 @@ def main():
 
     nibble_codes("4bit_offsets", 94, "u4og32", 4)
     nibble_codes("3bit_float_zeros", 95, "u3fg32", 3, offsets=False)
+    nibble_codes("4bit_image_channels", 96, "u4oci16", 4, k=96, g=16, filter=(3, 1))
 
     mxfp4("gpt_oss", 64)
     smoothquant("int8_output", 90)

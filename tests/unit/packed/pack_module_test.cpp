@@ -99,6 +99,7 @@ TEST(PackModule, ManyBlocksOfEveryFormat) {
                                                               {"int-quantized", "s8c"},
                                                               {"float-quantized", "e4m3c"},
                                                               {"nibble-codes", "u4og32"},
+                                                              {"nibble-codes", "u4zci32"},
                                                               {"fp8", "e4m3g128_e4m3b128x128"}};
   for (const auto& [format, scheme] : kFormats) {
     SCOPED_TRACE(std::string(format) + " " + scheme);

@@ -569,13 +569,14 @@ float activation(std::int64_t kind, std::int64_t m, std::int64_t k, std::int64_t
 TEST_F(Gpu, QuantizesActivationsAsTheHost) {
   std::vector<ActScheme> schemes{{DType::s8, GroupShape::channel(), ZeroKind::integer},
                                  {DType::s8, GroupShape::tensor(), ZeroKind::integer}};
-  for (const std::int32_t group : {0, 32, 20, 1000}) schemes.push_back({DType::s8, GroupShape::group(group), ZeroKind::offset});
+  for (const std::int32_t group : {0, 32, 16, 20, 1000})
+    schemes.push_back({DType::s8, GroupShape::group(group), ZeroKind::offset});
   for (const DType codes : {DType::s8, DType::e4m3})
     for (const GroupShape& group :
-         {GroupShape::tensor(), GroupShape::channel(), GroupShape::group(32), GroupShape::group(64), GroupShape::group(128),
-          GroupShape::group(256), GroupShape::group(24), GroupShape::group(1000), GroupShape::group(3)})
+         {GroupShape::tensor(), GroupShape::channel(), GroupShape::group(16), GroupShape::group(32), GroupShape::group(64),
+          GroupShape::group(128), GroupShape::group(256), GroupShape::group(24), GroupShape::group(1000), GroupShape::group(3)})
       schemes.push_back({codes, group});
-  for (const std::int32_t group : {32, 64, 128, 256, 24, 20, 1000})
+  for (const std::int32_t group : {16, 32, 64, 128, 256, 24, 20, 1000})
     schemes.push_back({DType::s8, GroupShape::group(group), ZeroKind::integer});
   constexpr std::int64_t kShapes[][2] = {{1, 1},      {1, 4096},   {3, 100},    {7, 127},    {5, 129},    {64, 1000},
                                          {2, 8192},   {33, 2049},  {10, 14336}, {272, 4096}, {2300, 500}, {11, 40000},

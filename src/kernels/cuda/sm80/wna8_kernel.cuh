@@ -430,7 +430,7 @@ __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_k
 using Kernel = const Launchable<Params>*;
 
 /// Launches `kernel` for `token_blocks` blocks of `tokens` tokens, with K divided by `ranks` CTAs.
-cudaError_t launch(Kernel kernel, const Wna8Task& task, int tokens, int token_blocks, cudaStream_t stream, int ranks = 1) {
+inline cudaError_t launch(Kernel kernel, const Wna8Task& task, int tokens, int token_blocks, cudaStream_t stream, int ranks = 1) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   Params p{};
   p.records = static_cast<const std::uint8_t*>(task.weight.records);

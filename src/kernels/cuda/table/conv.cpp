@@ -258,6 +258,7 @@ Status accepts_fixed_point(const Kernel& self, const Problem& p) {
     return error(StatusCode::unsupported, "multiplies f32 activations as they are, they come as {}{}", name(p.a_dtype),
                  p.act_scheme.codes == DType::none ? "" : " and are to be quantized");
   NIBBLE_RETURN_IF_ERROR(accepts_wna8_weight(p));
+  NIBBLE_RETURN_IF_ERROR(accepts_whole_steps(p));
   const ConvGeometry& g = p.geometry;
   if (const std::int64_t inputs = p.m * g.height * g.width; std::max(inputs, p.k) > kMostDimension / kDigitPlanes)
     return error(StatusCode::unsupported, "{} pixels in, or K={}, are more than {}", inputs, p.k, kMostDimension / kDigitPlanes);

@@ -101,7 +101,7 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
     const std::uint64_t policy = once ? ptx::evict_first() : ptx::evict_last();
     const int record_bytes = p.format.bytes, stages = p.stages, block_bytes = depth() * record_bytes;
     const std::uint64_t tile_bytes = static_cast<std::uint64_t>(kPlanes ? p.plane_records : p.schedule.records) * record_bytes;
-    const std::uint32_t all_full = full(0), all_empty = empty(0), all_records = records(0) + first_block * block_bytes;
+    const std::uint32_t all_full = full(0);
     Cursor to{0, 1};  // a stage that was never used counts as empty
     for_each_pass(this->schedule(), [&](const Pass& pass) {
       int record = kPlanes ? pass.first % p.plane_records : pass.first;
@@ -112,8 +112,8 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
           (first_block == 0 ? act_bytes(pass) + T::kTermBytes : 0) + copies * record_bytes;  // of a record of each
 #pragma unroll 1
       for (int left = pass.records(); left > 0; left -= depth()) {
-        const std::uint32_t is_full = all_full + 8 * to.stage, at = all_records + to.stage * kGroups * record_bytes;
-        ptx::barrier_wait(all_empty + 8 * to.stage, to.parity);
+        const std::uint32_t is_full = all_full + 8 * to.stage, at = records(to.stage) + first_block * block_bytes;
+        ptx::barrier_wait(is_full + 8 * stages, to.parity);                  // is empty
         const int count = min(depth(), left), bytes = count * record_bytes;  // consecutive records are one copy
         ptx::barrier_arrive_expect(is_full, count * expected);
 #pragma unroll 1
@@ -129,7 +129,7 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
   __device__ void produce_activations() const {
     const std::uint64_t policy = ptx::evict_last();
     const int stages = p.stages;
-    const std::uint32_t all_full = full(0), all_empty = empty(0);
+    const std::uint32_t all_full = full(0);
     Cursor to{0, 1};
     bool waits = true;
     for_each_pass(this->schedule(), [&](const Pass& pass) {
@@ -149,7 +149,7 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
 #pragma unroll 1
       for (int channel = pass.first * gpu_tile::kChannels; channel < end;) {
         const std::uint32_t is_full = all_full + 8 * to.stage;
-        ptx::barrier_wait(all_empty + 8 * to.stage, to.parity);
+        ptx::barrier_wait(is_full + 8 * stages, to.parity);  // is empty
         if constexpr (kPlanes) {
           request_pixels(to.stage, walk, policy);
           channel += gpu_tile::kChannels;

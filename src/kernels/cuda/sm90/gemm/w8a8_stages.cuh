@@ -84,7 +84,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
     const std::uint64_t policy = once ? ptx::evict_first() : ptx::evict_last();
     const std::int64_t tile_bytes = std::int64_t{p.schedule.records} * gpu_w8::kRecordBytes;
     const int stages = p.stages, block_bytes = depth() * gpu_w8::kRecordBytes, stage_bytes = p.blocks * block_bytes;
-    const std::uint32_t all_full = full(0), all_empty = empty(0), all_records = records(0);
+    const std::uint32_t all_full = full(0), all_records = records(0);
     Cursor to{0, 1};  // a stage that was never used counts as empty
     for_each_pass(this->schedule(), [&](const Pass& pass) {
       const std::byte* from =
@@ -93,7 +93,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
 #pragma unroll 1
       for (int left = pass.records(); left > 0; left -= depth()) {
         const std::uint32_t is_full = all_full + 8 * to.stage, at = all_records + to.stage * stage_bytes;
-        ptx::barrier_wait(all_empty + 8 * to.stage, to.parity);
+        ptx::barrier_wait(is_full + 8 * stages, to.parity);                          // is empty
         const int count = min(depth(), left), bytes = count * gpu_w8::kRecordBytes;  // consecutive records are one copy
         ptx::barrier_arrive_expect(is_full, count * expected);
         ptx::bulk_copy(at, from, bytes, is_full, policy);
@@ -108,7 +108,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
   __device__ void produce_activations() const {
     const std::uint64_t policy = ptx::evict_last();
     const int stages = p.stages;
-    const std::uint32_t all_full = full(0), all_empty = empty(0);
+    const std::uint32_t all_full = full(0);
     Cursor to{0, 1};
     bool waits = true;
     for_each_pass(this->schedule(), [&](const Pass& pass) {
@@ -123,7 +123,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
 #pragma unroll 1
       for (int record = pass.first; record < end;) {
         const std::uint32_t is_full = all_full + 8 * to.stage;
-        ptx::barrier_wait(all_empty + 8 * to.stage, to.parity);
+        ptx::barrier_wait(is_full + 8 * stages, to.parity);  // is empty
         std::uint32_t at = act(to.stage);
 #pragma unroll 1
         for (int i = 0; i < depth() && record < end; ++i, ++record, at += T::kActBytes) {
@@ -169,7 +169,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
   /// stage's barrier on completion, so that as many records are in flight as the ring has stages.
   __device__ void gather_scales() const {
     const int stages = p.stages;
-    const std::uint32_t all_full = full(0), all_empty = empty(0);
+    const std::uint32_t all_full = full(0);
     Cursor to{0, 1};
     bool waits = true;
     for_each_pass(this->schedule(), [&](const Pass& pass) {
@@ -183,7 +183,8 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
       waits = false;
 #pragma unroll 1
       for (int record = pass.first; record < pass.end;) {
-        ptx::barrier_wait(all_empty + 8 * to.stage, to.parity);
+        const std::uint32_t is_full = all_full + 8 * to.stage;
+        ptx::barrier_wait(is_full + 8 * stages, to.parity);  // is empty
 #pragma unroll 1
         for (int d = 0; d < depth() && record < pass.end; ++d, ++record) {
           const std::uint32_t slot = scales_of(to.stage, d) + 4 * lane;
@@ -193,7 +194,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
             at[i / 32] += p.acts.scale_group;
           }
         }
-        ptx::barrier_arrive_after_copies(all_full + 8 * to.stage);
+        ptx::barrier_arrive_after_copies(is_full);
         to.advance(stages);
       }
     });

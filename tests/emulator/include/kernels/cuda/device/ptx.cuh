@@ -96,8 +96,11 @@ inline void store16_if(bool wanted, void* to, uint4 v) {
 /// Time passes only while threads wait: this one does not.
 inline void barrier_wait_briefly(std::uint32_t, std::uint32_t, unsigned) {}
 
+inline bool elected() { return threadIdx.x % 32 == 0; }
+
 // ---- copies
 
+inline void prefetch_tensor_map(const CUtensorMap*) {}
 inline std::uint64_t evict_first() { return 0; }
 inline std::uint64_t evict_last() { return 0; }
 /// What lands later: the copy of `bytes` bytes that `copy` makes, counted by `barrier`.

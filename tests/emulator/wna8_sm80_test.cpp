@@ -28,16 +28,20 @@ TEST_P(EmulatedWna8Sm80, GivesTheSumsOfTheLayer) {
   layer.expect_sums(layer.task(), [](const Wna8Task& task) { return linear_wna8_sm80(task, 1, nullptr); });
 }
 
-TEST_P(EmulatedWna8Sm80, GivesThemWithCtasThatDivideK) {
-  emulator::use_shared_memory(shared);
-  const emulator::Wna8Layer layer(GetParam());
+/// Of 3 to 16 records: unequal parts, and fewer records than CTAs.
+void expect_sums_of_parts(const emulator::Wna8Layer& layer) {
   const int records = layer.task().weight.geometry.records();
-  for (const int split : {3, 8})  // of 3 to 16 records: unequal parts, and fewer records than CTAs
+  for (const int split : {3, 8})
     emulator::expect_twice(
         layer.task(), wna8_sm80_bytes(layer.c.m, layer.c.n, std::min(split, records)),
         static_cast<std::size_t>(2 * layer.c.m * layer.c.n),
-        [&](const Wna8Task& task) { return linear_wna8_sm80(task, split, nullptr); },
+        [&](const Wna8Task& task) { return wna8_sm80_launcher(task)(task, split, nullptr); },
         [&](const Wna8Task& task, auto noting) { layer.expect_sums(task, noting); });
+}
+
+TEST_P(EmulatedWna8Sm80, GivesThemWithCtasThatDivideK) {
+  emulator::use_shared_memory(shared);
+  expect_sums_of_parts(emulator::Wna8Layer(GetParam()));
 }
 
 constexpr emulator::Wna8Case kCases[] = {
@@ -61,7 +65,12 @@ TEST_P(EmulatedWna8Sm80Halves, GiveTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
   const emulator::Wna8Layer layer(GetParam());
   ASSERT_EQ(layer.c.fold(), 16);
-  layer.expect_sums(layer.task(), [](const Wna8Task& task) { return linear_wna8_sm80_halves(task, nullptr); });
+  layer.expect_sums(layer.task(), [](const Wna8Task& task) { return linear_wna8_sm80_halves(task, 1, nullptr); });
+}
+
+TEST_P(EmulatedWna8Sm80Halves, GiveThemWithCtasThatDivideK) {
+  emulator::use_shared_memory(shared);
+  expect_sums_of_parts(emulator::Wna8Layer(GetParam()));
 }
 
 constexpr emulator::Wna8Case kHalves[] = {
@@ -76,10 +85,10 @@ INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedWna8Sm80Halves, testing::ValuesIn(kHalves
 TEST(EmulatedWna8Sm80Halves, TakeFoldsOfHalfAStep) {
   emulator::use_shared_memory(shared);
   const emulator::Wna8Layer steps({4, 32, false, false, false, 3, 72, 256}), eighths({4, 8, false, false, false, 3, 72, 256});
-  EXPECT_EQ(linear_wna8_sm80_halves(steps.task(), nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(linear_wna8_sm80_halves(steps.task(), 1, nullptr), cudaErrorInvalidValue);
   Wna8Task task = eighths.task();
   task.fold = 16;
-  EXPECT_EQ(linear_wna8_sm80_halves(task, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(linear_wna8_sm80_halves(task, 1, nullptr), cudaErrorInvalidValue);
 }
 
 // ---- rows of experts

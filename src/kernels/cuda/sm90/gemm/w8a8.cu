@@ -19,7 +19,7 @@ TokenScales token_scales(const QuantizedActs& acts, int tokens) {
   if (acts.scales == nullptr) return TokenScales::one;
   const bool rows = acts.scale_row == 1 && acts.scale_group % 4 == 0;
   return rows && tokens >= 64 && reinterpret_cast<std::uintptr_t>(acts.scales) % 16 == 0 ? TokenScales::rows
-                                                                                          : TokenScales::scattered;
+                                                                                         : TokenScales::scattered;
 }
 
 /// Fills the parameters that follow from the weight, the activations and the epilogue.

@@ -221,7 +221,8 @@ Result<Smoothing> plan_smoothing(const Checkpoint::Impl& in, std::span<const Mod
       NIBBLE_ASSIGN_OR_RETURN(Tensor loaded, in.shards.load(in.tensor_index.at(tensor)));
       floats.push_back(std::move(loaded));
     }
-    std::vector<float> acts(why.empty() ? static_cast<std::size_t>(view.dim(0)) : 0, 0.0f), weights = acts;
+    const std::size_t channels = why.empty() ? static_cast<std::size_t>(view.dim(0)) : 0;
+    std::vector<float> acts(channels, 0.0f), weights(channels, 0.0f);
     bool known = false;
     for (const Module* module : readers.quantized) {
       if (!why.empty()) break;

@@ -176,12 +176,11 @@ Status check_but_codes(const QuantTensor& q) {
     if (!is_compute_float(prescale.dtype)) return bad("prescale is {}, expected f32, f16 or bf16", name(prescale.dtype));
     NIBBLE_RETURN_IF_ERROR(expect_shape("prescale", prescale, dims));
     const std::int64_t channels = k / (filter.h * filter.w);
-    const auto bytes = [&](std::int64_t i) {
-      return std::span(prescale.bytes)
-          .subspan(static_cast<std::size_t>(i * bits(prescale.dtype) / 8), static_cast<std::size_t>(bits(prescale.dtype) / 8));
-    };
+    const auto size = static_cast<std::size_t>(bits(prescale.dtype) / 8);
+    const std::byte* const first = prescale.bytes.data();
     for (std::int64_t i = channels; i < k; ++i)
-      if (!std::ranges::equal(bytes(i), bytes(i % channels)))
+      if (std::memcmp(first + static_cast<std::size_t>(i) * size, first + static_cast<std::size_t>(i % channels) * size, size) !=
+          0)
         return bad(
             "prescale is {} for channel {} under the first element of the filter and {} under element {}: a channel has one "
             "factor",

@@ -71,7 +71,10 @@ TEST(PackedFile, RoundTripOfEverySchemeInEveryLayout) {
             random_weight(scheme, n, k, seed, {.act_order = seed % 2 == 0, .prescale = seed % 3 == 0, .bias = seed % 5 == 0});
         if (seed % 4 == 0 && !scheme.is_dense()) q.scale2 = 0.1f, q.static_acts = StaticActs{0.0625f, -3};
         if (seed % 7 == 0) q.act_limit = std::numeric_limits<float>::infinity();
-        if (seed % 6 == 0 && n == 33) q.filter = {3, 1};
+        if (seed % 6 == 0 && n == 33) {
+          q.filter = {3, 1};  // whose elements share the factors of channels
+          for (std::int64_t i = k / 3; i < k && !q.prescale.empty(); ++i) q.prescale.set(i, q.prescale.at(i % (k / 3)));
+        }
         if (!refusal(*layout, q.scheme, q.zeros.dtype, q.k).empty()) continue;
         weights.emplace_back(fmt::format("layer.{} \"{}\"", seed, scheme.name()),
                              packed(q, LinearSpec{}, {.layout = std::string(layout->name)}));

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <ranges>
 #include <span>
 #include <vector>
 
@@ -540,10 +539,10 @@ double gemm_sm80_cost_us(int split, const GpuInfo& gpu, const Problem& p) {
   std::span<const GemmSm80Shape> shapes = kGemmSm80Shapes;
   if (p.experts != 0) shapes = shapes.subspan(1, 1);  // sm80/gemm_experts.cu
   const auto launch_us = [&](std::int64_t tokens) {
-    const auto us = [&](const GemmSm80Shape& shape) {
-      return gemm_sm80_us(shape, gemm_sm80_tiles(shape, tokens, p.n) * ranks, records, ranks, sms);
-    };
-    return std::ranges::min(shapes | std::views::transform(us));
+    double least = std::numeric_limits<double>::infinity();
+    for (const GemmSm80Shape& shape : shapes)
+      least = std::min(least, gemm_sm80_us(shape, gemm_sm80_tiles(shape, tokens, p.n) * ranks, records, ranks, sms));
+    return least;
   };
   const std::int64_t most = split_k_tokens(p.n, ranks), whole = p.m / most, rest = p.m % most;
   const double longer = has_whole_records(p) ? 1 : 2.4;

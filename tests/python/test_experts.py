@@ -243,3 +243,23 @@ def test_the_benchmark_rounds_to_mxfp4():
     nearest = np.abs(np.abs(groups / scales)[..., None] - values).min(-1)
     assert np.array_equal(np.abs(rounded - groups) / scales, nearest)
     assert not rounded[0].any() and np.array_equal(rounded[2, 1], np.full(32, 32.0))
+
+
+def test_transformers_reads_mxfp4(torch, tmp_path):
+    """gpt-oss's floats as MXFP4: transformers dequantizes them to the numbers that nibble does, and its loss is nibble's."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = models("gpt_oss").to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "floats")
+    report = nibble.quantize_checkpoint(tmp_path / "floats", tmp_path / "mxfp4", "e2m1g32")
+    assert report.modules and all(row.scheme == "e2m1g32" and row.error.sqnr_db > 15 for row in report.modules)
+    nibble.dequantize_checkpoint(tmp_path / "mxfp4", tmp_path / "again", dtype="bf16")
+    read = lambda name, **more: transformers.GptOssForCausalLM.from_pretrained(tmp_path / name, dtype=torch.bfloat16, **more)  # noqa: E731
+    written = read("mxfp4", quantization_config=transformers.Mxfp4Config(dequantize=True))
+    again = read("again")
+    for name, w in again.state_dict().items():
+        assert torch.equal(written.state_dict()[name], w), name
+    experts = written.model.layers[0].mlp.experts
+    before = model.model.layers[0].mlp.experts
+    assert torch.equal(experts.gate_up_proj_bias, before.gate_up_proj_bias)
+    assert 0 < distance(experts.gate_up_proj.float().detach(), before.gate_up_proj.float().detach()) < 0.2

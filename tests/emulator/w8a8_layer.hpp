@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "emulator/packed_codes.hpp"
+#include "emulator/two_experts.hpp"
 #include "kernels/cuda/device/wgmma8.cuh"
 #include "kernels/cuda/tasks/w8a8_task.hpp"
 #include "layouts/gpu_w8.hpp"
@@ -242,20 +243,11 @@ void expect_sums_of_experts(const W8A8Layer& layer, int tokens, Launch launch) {
   std::vector<std::byte> memory(3 * pitch + 256, std::byte{0x35});
   std::byte* const experts = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
   for (const std::size_t e : {1, 2}) std::memcpy(experts + e * pitch, layer.packed.data(), size);
-  std::vector<cuda::ExpertTile> tiles;
-  for (int first = 0, expert = 2, rows = 1; first < layer.c.m;
-       first += tiles.back().rows, expert = 3 - expert, rows = rows % tokens + 7)
-    tiles.push_back({expert, first, std::min({rows, tokens, layer.c.m - first})});
-  const int count = static_cast<int>(tiles.size());
-  tiles.resize(tiles.size() + 3, {99, 1 << 20, 16});  // kernels read none of these
+  const TwoExperts experts_of_rows(layer.c.m, tokens);
   const float scale2[] = {3.0f, 2.0f, 2.0f};
   task.weight.bytes = experts;
   task.epilogue.acc_scale = 0.5f;
-  task.experts = {.tiles = tiles.data(),
-                  .count = &count,
-                  .most = static_cast<int>(tiles.size()),
-                  .weight_pitch = static_cast<std::int64_t>(pitch),
-                  .scale2 = scale2};
+  task.experts = experts_of_rows.of(pitch, scale2);
   layer.expect_sums(task, launch);
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "emulator/tile_weight.hpp"
+#include "emulator/two_experts.hpp"
 #include "kernels/cuda/tasks/wna8_task.hpp"
 
 namespace nibble::emulator {
@@ -150,20 +151,11 @@ void expect_sums_of_experts(const Wna8Layer& layer, int tokens, Launch launch) {
   const std::size_t pitch = (records.size() + 255) / 256 * 256;
   std::vector<std::uint8_t> memory(3 * pitch, 0x35);
   for (const std::size_t e : {1, 2}) std::memcpy(memory.data() + e * pitch, records.data(), records.size());
-  std::vector<cuda::ExpertTile> tiles;
-  for (int first = 0, expert = 2, rows = 1; first < layer.c.m;
-       first += tiles.back().rows, expert = 3 - expert, rows = rows % tokens + 7)
-    tiles.push_back({expert, first, std::min({rows, tokens, layer.c.m - first})});
-  const int count = static_cast<int>(tiles.size());
-  tiles.resize(tiles.size() + 3, {99, 1 << 20, 16});  // kernels read none of these
+  const TwoExperts experts_of_rows(layer.c.m, tokens);
   const float scale2[] = {3.0f, 2.0f, 2.0f};
   task.weight.records = memory.data();
   task.epilogue.acc_scale = 0.5f;
-  task.experts = {.tiles = tiles.data(),
-                  .count = &count,
-                  .most = static_cast<int>(tiles.size()),
-                  .weight_pitch = static_cast<std::int64_t>(pitch),
-                  .scale2 = scale2};
+  task.experts = experts_of_rows.of(pitch, scale2);
   layer.expect_sums(task, launch);
 }
 

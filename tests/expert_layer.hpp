@@ -18,12 +18,16 @@ struct Sizes {
   std::int64_t experts = 6, tokens = 9, top_k = 3, k = 96, hidden = 64, n = 80;
 };
 
-inline std::vector<QuantTensor> weights_of(const char* scheme, std::int64_t count, std::int64_t n, std::int64_t k,
+inline std::vector<QuantTensor> weights_of(const WeightScheme& scheme, std::int64_t count, std::int64_t n, std::int64_t k,
                                            std::uint64_t seed, const RandomWeight& with = {}) {
   std::vector<QuantTensor> weights;
   for (std::int64_t e = 0; e < count; ++e)
-    weights.push_back(random_weight(Scheme::parse(scheme)->weight, n, k, seed + 100 * static_cast<std::uint64_t>(e), with));
+    weights.push_back(random_weight(scheme, n, k, seed + 100 * static_cast<std::uint64_t>(e), with));
   return weights;
+}
+inline std::vector<QuantTensor> weights_of(const char* scheme, std::int64_t count, std::int64_t n, std::int64_t k,
+                                           std::uint64_t seed, const RandomWeight& with = {}) {
+  return weights_of(Scheme::parse(scheme)->weight, count, n, k, seed, with);
 }
 
 inline std::vector<float> random_floats(std::int64_t count, std::uint64_t seed) {
@@ -71,13 +75,12 @@ struct Layer {
   std::vector<float> x, router, residual;
   std::vector<std::int32_t> ids;
 
-  explicit Layer(const char* scheme = "u4zg32", const Sizes& sizes = {}, bool hot = false) : s(sizes) {
-    const Scheme parsed = *Scheme::parse(scheme);
+  explicit Layer(const char* scheme = "u4zg32", const Sizes& sizes = {}, bool hot = false, DType scale = DType::f16) : s(sizes) {
+    const Scheme parsed = *Scheme::parse(scheme, scale);
     gate_up_spec.act_scheme = down_spec.act_scheme = parsed.act;
     gate_up_spec.m_max = down_spec.m_max = s.tokens;
-    const std::string weight = parsed.weight.name();
-    gate_ups = weights_of(weight.c_str(), s.experts, 2 * s.hidden, s.k, 1, {.bias = true});
-    downs = weights_of(weight.c_str(), s.experts, s.n, s.hidden, 2);
+    gate_ups = weights_of(parsed.weight, s.experts, 2 * s.hidden, s.k, 1, {.bias = true});
+    downs = weights_of(parsed.weight, s.experts, s.n, s.hidden, 2);
     gate_up_spec.epilogue.bias = true;
     x = random_floats(s.tokens * s.k, 3);
     router = random_floats(s.tokens * s.top_k, 4);

@@ -34,6 +34,7 @@ struct Case {
   const char* scheme;
   Sizes sizes;
   bool hot = false;
+  DType scale = DType::f16;
 };
 
 TEST_P(ExpertConformance, LayersAreTheirDefinition) {
@@ -45,8 +46,8 @@ TEST_P(ExpertConformance, LayersAreTheirDefinition) {
       {"u4og64", {.experts = 4, .tokens = 5, .top_k = 2}},
       {"s8c", {.experts = 3, .tokens = 7, .top_k = 1}},
       {"e4m3c", {}},
-      {"e2m1g32_e8m0", {}},
-      {"e2m1g16_e4m3_f32", {}},
+      {"e2m1g32", {}, false, DType::e8m0},
+      {"e2m1g16", {}, false, DType::e4m3},
       {"s8r_s8c", {.experts = 5, .tokens = 19, .top_k = 2, .k = 256, .hidden = 128, .n = 72}},
       {"e4m3r_e4m3c", {.experts = 5, .tokens = 19, .top_k = 2, .k = 256, .hidden = 128, .n = 72}},
       {"e4m3g128_e4m3b128x128", {.experts = 5, .tokens = 70, .top_k = 2, .k = 256, .hidden = 128, .n = 136}},
@@ -57,10 +58,10 @@ TEST_P(ExpertConformance, LayersAreTheirDefinition) {
   };
   int taken = 0;
   for (const Case& c : cases) {
-    const Result<Scheme> scheme = Scheme::parse(c.scheme);
-    if (!scheme.ok()) continue;
+    const Result<Scheme> scheme = Scheme::parse(c.scheme, c.scale);
+    ASSERT_TRUE(scheme.ok()) << scheme.status().message();
     for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
-      Layer layer(c.scheme, c.sizes, c.hot);
+      Layer layer(c.scheme, c.sizes, c.hot, c.scale);
       layer.set_type(type);
       if (!layer.is_taken(kernel)) continue;
       ++taken;

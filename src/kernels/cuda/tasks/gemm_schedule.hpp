@@ -44,23 +44,22 @@ NIBBLE_HOST_DEVICE constexpr int w8a8_groups(int tokens, bool grouped = false) {
   if (grouped) return tokens >= 64 ? 2 : 4;
   return tokens == 256 ? 2 : tokens == 128 ? 3 : 4;
 }
+/// The `split` of kernels whose CTAs share passes along K wherever a run ends; of others it is the CTAs of a cluster.
+constexpr int kStreamK = 0;
+
 /// Whether a kernel of codes on both sides has tokens as the 64-row operand, and the weight's rows as the other one (w8a8_token_rows.cuh):
-/// where a pass has many tokens, and two row blocks, or with groups one. Not with clusters, which reduce units of 64 rows, nor where sums of
-/// tensor cores are added in f32 (W8A8Task::together).
+/// where a pass has many tokens, and two row blocks, or with groups one. Not where sums of tensor cores are added in f32
+/// (W8A8Task::together), nor, without groups, with clusters.
 constexpr int kTokenRowBlocks = 2;  // of a pass then, at most
 constexpr bool takes_tokens_as_rows(int tokens, int blocks, int split, bool grouped, bool precise) {
-  if (split > 1) return false;
-  if (grouped) return tokens >= 128 || (tokens == 64 && split == 1);
-  return !precise && tokens >= 128 && blocks == kTokenRowBlocks;
+  if (grouped) return tokens >= 128 || (tokens == 64 && split != kStreamK);
+  return !precise && tokens >= 128 && blocks == kTokenRowBlocks && split <= 1;
 }
 /// The tokens of a band, where there are two bands or more (Schedule::banded): concurrent passes then share their inputs. With K = 8192, 8 or
 /// 16 MiB of activations stay in L2 while the weights are read once per band.
 constexpr int kBandTokens = 1024;
 
 NIBBLE_HOST_DEVICE constexpr bool takes_bands(int token_tiles, int tokens) { return token_tiles * tokens >= 2 * kBandTokens; }
-
-/// The `split` of kernels whose CTAs share passes along K wherever a run ends; of others it is the CTAs of a cluster.
-constexpr int kStreamK = 0;
 
 /// Division by a number known on the host, as a multiplication: an integer division before the first copy takes a tenth of a microsecond.
 /// Exact for all n ≥ 0: with by ≤ 2^bits < 2·by the inverse ⌈2^(31+bits)/by⌉ is above by less than 2^-31 of itself.

@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/device/stream_k.cuh"
 #include "kernels/cuda/device/wgmma8.cuh"
+#include "kernels/cuda/sm90/gemm/reduce.cuh"
 #include "kernels/cuda/sm90/gemm/w8a8_token_store.cuh"
 
 namespace nibble::cuda {
@@ -206,8 +207,9 @@ struct W8A8TokenRows : W8A8TokenStore<T> {
     }
     this->store_tokens(pass, acc);
   }
-  /// Stream-K: adds the sums that others have stored for this pass; or stores these for another, and is false.
+  /// Adds the sums of the other CTAs that share the pass. False: another stores these.
   __device__ __forceinline__ bool reduce(const Pass& pass, Sums& acc) const {
+    if (p.schedule.split > 1) return reduce_cluster(acc);
     if (p.schedule.split != kStreamK) return true;
     const Parts<Sum, kParts * kPartSums / kUnitSums> parts{p.parts, 4 * kGroups, 4 * warpgroup + warp, lane};
     if (pass.end < p.schedule.records) {
@@ -215,6 +217,39 @@ struct W8A8TokenRows : W8A8TokenStore<T> {
       return false;
     }
     if (pass.first > 0) parts.add(p.schedule, cluster, pass.first, acc);
+    return true;
+  }
+  /// A warp's tokens belong to a rank: warps 0 and 1 of each warpgroup to the first of two, one warp to each of four. Their sums go to a box for
+  /// each rank in the owner's ring, 16 bytes a lane at a time, and are added in the order of the ranks.
+  __device__ __forceinline__ bool reduce_cluster(Sums& acc) const {
+    constexpr int kFours = kBlockSums / kUnitSums;
+    const int split = p.schedule.split, own_warps = 4 / split, owner = warp / own_warps;
+    const int box_fours = kParts * p.blocks * kFours, box = (warpgroup * own_warps + warp % own_warps) * split;
+    /// Calls use(address of a lane's 16 bytes in that rank's box, its sums) for all of a warp's.
+    const auto for_box = [&](std::uint32_t inbox, int rank, auto use) {
+      std::uint32_t at = inbox + ((box + rank) * box_fours * 32 + opaque(lane)) * 16;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+#pragma unroll
+        for (int block = 0; block < Base::kBlocks; ++block) {
+          if (block >= p.blocks) continue;
+#pragma unroll
+          for (int i = 0; i < kFours; ++i, at += 32 * 16)
+            use(at, reinterpret_cast<Four<Sum>&>(acc[(part * Base::kBlocks + block) * kBlockSums + i * kUnitSums]));
+        }
+    };
+    Base::meet_cluster();  // all rings have been read and become inboxes
+    for_box(ptx::map_to_rank(base, owner), this->rank,
+            [](std::uint32_t at, const Four<Sum>& sums) { ptx::store_remote16(at, reinterpret_cast<const float4&>(sums)); });
+    Base::meet_cluster();  // all sums have arrived
+    if (owner != this->rank) return false;
+    const auto boxed = [](std::uint32_t at) {
+      const uint4 sums = ptx::load_shared16(at);
+      return reinterpret_cast<const Four<Sum>&>(sums);
+    };
+    for_box(base, 0, [&](std::uint32_t at, Four<Sum>& sums) { sums = boxed(at); });
+#pragma unroll 1
+    for (int r = 1; r < split; ++r) for_box(base, r, [&](std::uint32_t at, Four<Sum>& sums) { sums += boxed(at); });
     return true;
   }
 };

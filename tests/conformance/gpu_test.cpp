@@ -735,7 +735,7 @@ TEST_F(Gpu, KernelsThatOverlapGiveTheBitsOfThoseAlone) {
     const std::string forced(kernel.name);
     if (forced.find("_experts_") != std::string::npos) continue;  // does not multiply by one weight
     const std::size_t before = subjects.size();
-    for (const char* text : {"u4zg128", "s8g128_u4zg128", "s8zr_s8c", "e4m3r_e4m3c", "e4m3r_u4zg128"})
+    for (const char* text : {"u4zg128", "s8g128_u4zg128", "s8zr_s8c", "e4m3r_e4m3c", "e4m3r_u4zg128", "f16", "bf16", "f32"})
       for (const DType type : kTypes) {
         if (subjects.size() != before) continue;
         const Scheme scheme = must(Scheme::parse(text));

@@ -40,7 +40,7 @@ double bytes_of(const Problem& p, double weight_bytes, std::int64_t activations,
 /// The time of two activities that overlap: the longer of the two, and some of the shorter one, for they also wait for each other.
 double overlapped_us(double a, double b, double order) { return std::pow(std::pow(a, order) + std::pow(b, order), 1 / order); }
 
-constexpr double kL2GbytesPerS = 12000;  // of an H100 and an H200, to all SMs
+constexpr double kSmGbytesPerS = 91;  // of an H100 and an H200, from L2 to an SM
 
 }  // namespace
 
@@ -73,8 +73,6 @@ WgmmaFeatures wgmma_features(WgmmaFamily family, const Tile& tile, const PassSha
   const double row_tiles = up(row_blocks, blocks), all = row_tiles * token_tiles;  // passes
   WgmmaFeatures f{.family = family, .tile = tile, .blocks = blocks * shape.depth};
   f.memory_us = moved_us(gpu, p, weight_bytes, act_bits);
-  f.l2_us =
-      1e-3 / kL2GbytesPerS * bytes_of(p, token_tiles * static_cast<double>(weight_bytes), rows_of(p) * p.k, row_tiles * act_bits);
   constexpr double kMostUnits = 1e9;  // D has no memory for more; they are counted in 32 bits
   Schedule schedule{.row_blocks = static_cast<int>(row_blocks),
                     .token_tiles = static_cast<int>(std::min(token_tiles, std::ceil(kMostUnits / row_blocks))),
@@ -98,6 +96,10 @@ WgmmaFeatures wgmma_features(WgmmaFamily family, const Tile& tile, const PassSha
     f.passes = up(all, std::floor(sms * share));
     f.steps = f.passes * up(up(records, tile.split), shape.depth);
   }
+  const double tokens = static_cast<double>(rows_of(p)) / token_tiles;
+  f.l2_us = 1e-3 / kSmGbytesPerS * f.steps *
+            (f.blocks * static_cast<double>(weight_bytes) / (row_blocks * records) +
+             shape.depth * tokens * gpu_tile::kChannels * act_bits / 8);
   return f;
 }
 

@@ -23,8 +23,9 @@
  *
  * Schemes are names: "u4zg128" is 4-bit codes with integer zero points, one scale per 128 input channels. Weights are
  * <codes><z|o|f|><t|c|gSIZE|ciSIZE|bNxK>; "z" means (q − z)·s, "o" q·s + z, "f" (q − z)·s with a float z; t, c, g, ci, b: a scale
- * per tensor, per output channel, per group along K, per group of image channels for all elements of a filter, per block. Codes: u2 … u7, u8; u4b8 (code − 8) and the like; s8; e4m3. Activations are
- * <s8|e4m3><z|><t|r|gSIZE>: "s8r" is int8 with a scale per token (row), "t" one known scale.
+ * per tensor, per output channel, per group along K, per group of image channels for all elements of a filter, per block. Codes: u2 … u7,
+ * u8; u4b8 (code − 8) and the like; s8; e4m3, e5m2, e2m1. Weights that are not quantized are f32, f16 or bf16, without more. Activations are
+ * <s8|e4m3><z|o|><t|r|gSIZE>: "s8r" is int8 with a scale per token (row), "t" one known scale.
  *
  * Sizes. M, N, K, a batch, and the extents, strides, paddings and dilations of images are NIB_MAX_SIZE at most; W, D and A
  * (of a convolution also with its padding and as patches) have NIB_MAX_ELEMENTS at most. A convolution's M is B·Oh·Ow. Larger sizes
@@ -147,9 +148,10 @@ enum {
 /* Where the elements of an image [B,C,H,W] lie. */
 typedef int32_t nib_image_layout;
 enum {
-  NIB_NCHW =
-      0, /* pixels of a channel side by side: strides of W 1, of H W; channels (but of 1×1 images) and images at any distance */
-  NIB_NHWC = 1 /* channels of a pixel side by side: stride of C 1; pixels evenly spaced through all images, C apart or more */
+  /* Pixels of a channel side by side: strides of W 1, of H W; channels (but of 1×1 images) and images at any distance. */
+  NIB_NCHW = 0,
+  /* Channels of a pixel side by side: stride of C 1; pixels evenly spaced through all images, C apart or more. */
+  NIB_NHWC = 1
 };
 
 /* How products of FP8 codes are summed on GPUs of compute capability 9.0. Every other sum is exact or f32. */
@@ -302,9 +304,6 @@ NIB_API nib_status nib_synchronize(void* stream);
 
 /* ---- Quantized matrices ---------------------------------------------------------------------------------------------------- */
 
-/* A quantized matrix, to create or as it is. G is the number of groups along K.
- * W[n,k] = (q − z)·s·scale2, or q·s + z, as the scheme says, with q from codes[n,k], and s and z of row n and group g =
- * g_idx[k], or k / group modulo G without g_idx. Only of "ci" is G less than K / group: it is the images' channels / group. */
 /* How codes lie in bytes. */
 typedef int32_t nib_nibble_order;
 enum {
@@ -318,6 +317,9 @@ enum {
   NIB_TRTLLM_PERMUTED = 6         /* 9.0 by the Python tools of 2026 */
 };
 
+/* A quantized matrix, to create or as it is. G is the number of groups along K.
+ * W[n,k] = (q − z)·s·scale2, or q·s + z, as the scheme says, with q from codes[n,k], and s and z of row n and group g =
+ * g_idx[k], or k / group modulo G without g_idx. Only of "ci" is G less than K / group: it is the images' channels / group. */
 typedef struct nib_qtensor_desc {
   size_t struct_size;
   const char* scheme; /* of weights: "u4zg128" */
@@ -336,8 +338,7 @@ typedef struct nib_qtensor_desc {
   /* Kh × Kw of a convolution, whose rows are in the order kh, kw, channel; 0: 1, as of linear layers. */
   int64_t filter_height, filter_width;
   /* Since 1.2. Of nib_qtensor_create; nib_qtensor_get gives codes of a byte and all scales. */
-  nib_nibble_order
-      nibble_order; /* of codes of 4 bits with two to a byte: u8 [N, ⌈K/2⌉], or TensorRT-LLM's; NIB_BYTES: a byte each */
+  nib_nibble_order nibble_order; /* of 4-bit codes, two to a byte: u8 [N,⌈K/2⌉], or TensorRT-LLM's; NIB_BYTES: a byte each */
   int32_t reserved;
 } nib_qtensor_desc;
 
@@ -616,15 +617,13 @@ typedef struct nib_epilogue {
   uint32_t operands;           /* the parts that are present: NIB_BIAS | NIB_RESIDUAL */
   nib_activation activation;   /* of each element */
   float clamp_low, clamp_high; /* of NIB_ACTIVATION_CLAMP, low ≤ high; both 0: relu6, 0 and 6 */
-  nib_dtype
-      out; /* of D: f32 (the default), f16, bf16, s8; since 1.2 u8; and, of an A that comes as codes, s32: I + NIB_SUM_BIAS alone */
+  nib_dtype out; /* of D: f32 (the default), f16, bf16, s8; since 1.2 u8, and of an A that comes as codes s32: I and sum_bias */
   /* s8, u8: D = clamp(round_to_even(x / out_scale) + out_zero, the type's range and [out_low, out_high]); 0, clamped, where x is NaN. */
   float out_scale;           /* positive, finite; 0: 1 */
   int32_t out_zero;          /* a value of the type */
   float negative_slope;      /* of NIB_ACTIVATION_LEAKY_RELU, finite; 0: 0.01. A library before 1.1 refuses what is not 0 */
   int32_t out_low, out_high; /* of s8 and u8, low ≤ high; both 0: the range of the type. Since 1.2 */
-  int32_t
-      glu; /* not 0: of linear layers with an even N; the weight is packed with it, and then all its plans have it. Since 1.2 */
+  int32_t glu; /* not 0: of linear layers with an even N. A weight that is packed with it has it in all its plans. Since 1.2 */
   float glu_limit;  /* positive: the magnitude at which both halves saturate (gpt-oss: 7); 0: none */
   float glu_offset; /* finite: added to the second half (gpt-oss: 1) */
   int32_t reserved;
@@ -759,11 +758,10 @@ typedef struct nib_operands {
   const nib_context* context; /* of a run on the CPU */
   const nib_view* a;          /* [M,K], [B,C,H,W]; NULL for dequantize */
   const nib_view* d;          /* [M,N], [B,Co,Oh,Ow]; written */
-  const nib_view*
-      a_scale; /* for an A that comes quantized: f32 [1] per tensor, [M] or, for all tokens, [1] per token, [M,G] per group,
-                                 any strides. A D of s32 does not need it */
-  const nib_view*
-      a_zero; /* s32 of the shapes of a_scale, where the scheme has zero points; one of the two may be [1]; range: above */
+  /* For an A that comes quantized: f32 [1] per tensor, [M] or, for all tokens, [1] per token, [M,G] per group, any strides. A D of s32
+   * does not need it. */
+  const nib_view* a_scale;
+  const nib_view* a_zero;    /* s32 of the shapes of a_scale, where the scheme has zero points; one of the two may be [1] */
   const nib_view* row_scale; /* f32 [M], with NIB_ROW_SCALE */
   const nib_view* col_scale; /* f32 [N], with NIB_COL_SCALE */
   const nib_view* bias;      /* f32, f16 or bf16 [N], with NIB_BIAS; NULL: the weight's own */
@@ -835,10 +833,10 @@ typedef struct nib_expert_layer_desc {
   nib_backend backend;            /* NIB_CUDA: packed on the current GPU, into its memory */
   int32_t reserved;
 } nib_expert_layer_desc;
-/* Packs the experts of the layer of that name, one after the other, so that no more than one is in memory unpacked: gate and up as one weight, all
- * rows of the gate first, and down. notes: findings of reading, as nib_checkpoint_notes has them; NULL: none wanted. Errors: not_found for a
- * layer that there is not, with those that there are, or what it lacks; invalid_argument where its experts differ, with the values;
- * otherwise as nib_checkpoint_read, nib_join and nib_pack. */
+/* Packs the experts of the layer of that name, one after the other, so that no more than one is in memory unpacked: gate and up as one
+ * weight, all rows of the gate first, and down. notes: findings of reading, as nib_checkpoint_notes has them; NULL: none wanted.
+ * Errors: not_found for a layer that there is not, with those that there are, or for what it lacks; invalid_argument where its experts
+ * differ, with the values; otherwise as nib_checkpoint_read, nib_join and nib_pack. */
 NIB_API nib_status nib_pack_expert_layer(const nib_checkpoint* checkpoint, const char* layer, const nib_expert_layer_desc* desc,
                                          nib_experts** gate_up, nib_experts** down, char** notes);
 
@@ -871,8 +869,8 @@ typedef struct nib_expert_rows {
   const nib_view* ids;
 } nib_expert_rows;
 
-/* Runs it; on the CPU `stream` is NULL. With counts operands have E·R rows, those of A, with ids T·top_k. Errors: invalid_argument with the values that do
- * not fit; nothing has been written then. */
+/* Runs it; on the CPU `stream` is NULL. With counts operands have E·R rows, those of A, with ids T·top_k. Errors: invalid_argument with
+ * the values that do not fit; nothing has been written then. */
 NIB_API nib_status nib_grouped_plan_run(const nib_grouped_plan* plan, const nib_experts* experts, const nib_expert_rows* rows,
                                         const nib_operands* operands, void* workspace, size_t workspace_bytes, void* stream);
 
@@ -909,7 +907,8 @@ typedef struct nib_moe_operands {
   const nib_view* residual;   /* f32, f16 or bf16 [T,N], with nib_moe_desc.residual */
 } nib_moe_operands;
 
-/* Runs it; on the CPU `stream` is NULL. Errors: invalid_argument with the values that do not fit, ids included; nothing has been written then. */
+/* Runs it; on the CPU `stream` is NULL. Errors: invalid_argument with the values that do not fit, ids included; nothing has been
+ * written then. */
 NIB_API nib_status nib_moe_plan_run(const nib_moe_plan* plan, const nib_experts* gate_up, const nib_experts* down,
                                     const nib_moe_operands* operands, void* workspace, size_t workspace_bytes, void* stream);
 

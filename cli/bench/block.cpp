@@ -227,6 +227,13 @@ double bytes_of(const Product& product, const PackedWeight& weight, DType type, 
 struct Packed {
   std::array<Copies, kProducts> copies;
   std::size_t blocks = 1;  // copies that the whole block uses
+
+  std::vector<std::span<const std::byte>> bytes() const {
+    std::vector<std::span<const std::byte>> all;
+    for (const Copies& product : copies)
+      for (const PackedWeight& copy : *product) all.push_back(copy.bytes());
+    return all;
+  }
 };
 Result<Packed> pack_all(const Products& products, const BlockCase& block, DType type, const BenchSpec& spec,
                         BenchMachine& machine) {
@@ -322,6 +329,7 @@ Result<LayerBench> bench_block(const BlockCase& block, const BenchSpec& spec, Be
     step(what + " packing");
     const auto packed = pack_all(*products, block, type, spec, machine);
     if (!packed.ok()) return packed.status();
+    machine.settle(packed->bytes());
     for (const std::int64_t m : block.m) {
       step(fmt::format("{} M={}", what, m));
       auto measured = bench_m(block, *products, *packed, type, m, spec, machine);

@@ -5,6 +5,7 @@
 
 #include "emulator/expert_rows.hpp"
 #include "emulator/float_layer.hpp"
+#include "emulator/split_memory.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -32,7 +33,7 @@ TEST_P(EmulatedGemmSm80, GivesThemWithCtasThatDivideK) {
   emulator::use_shared_memory(shared);
   const emulator::FloatLayer layer(GetParam());
   const gpu_tile::Geometry& weight = layer.task().weight.geometry;
-  for (const int split : {3, 8})  // of 3 to 12 records: unequal parts, and fewer records than CTAs
+  for (const int split : emulator::splits_for(layer.m))
     layer.expect_split_sums(
         gemm_sm80_bytes(layer.m, weight.n, std::min(split, weight.records())),
         [&](const LinearTask& task) { return linear_gemm_sm80(task, split, nullptr); },

@@ -40,7 +40,7 @@ TEST_P(EmulatedW8a8Sm80, GivesThemWithCtasThatDivideK) {
     EXPECT_EQ(linear_w8a8_sm80(layer.task(), 2, nullptr), cudaErrorInvalidValue);
     return;
   }
-  for (const int split : {3, 8})  // of 2 to 16 records: unequal parts, and fewer records than CTAs
+  for (const int split : emulator::splits_for(layer.c.m))
     emulator::expect_twice(
         layer.task(), w8a8_sm80_bytes(split, layer.c.m, weight.n, weight.records()), 0,
         [&](const W8A8Task& task) { return linear_w8a8_sm80(task, split, nullptr); },

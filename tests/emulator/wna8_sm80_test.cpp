@@ -28,10 +28,9 @@ TEST_P(EmulatedWna8Sm80, GivesTheSumsOfTheLayer) {
   layer.expect_sums(layer.task(), [](const Wna8Task& task) { return linear_wna8_sm80(task, 1, nullptr); });
 }
 
-/// Of 3 to 16 records: unequal parts, and fewer records than CTAs.
 void expect_sums_of_parts(const emulator::Wna8Layer& layer) {
   const int records = layer.task().weight.geometry.records();
-  for (const int split : {3, 8})
+  for (const int split : emulator::splits_for(layer.c.m))
     emulator::expect_twice(
         layer.task(), wna8_sm80_bytes(layer.c.m, layer.c.n, std::min(split, records)),
         static_cast<std::size_t>(2 * layer.c.m * layer.c.n),

@@ -101,10 +101,12 @@ void note_odd_values(const Tensor& t, std::string_view what, std::int64_t cols, 
                                                   kind.text, t.at(kind.first), kind.first / cols, kind.first % cols)});
 }
 
-/// Whether codes can be NaN.
-bool can_be_nan(const WeightScheme& scheme) { return info(scheme.codes).kind == DTypeKind::floating && !scheme.is_dense(); }
+/// Whether codes can be NaN: floats of 8 bits, a byte each. Smaller ones have no NaN.
+bool can_be_nan(const WeightScheme& scheme) {
+  return info(scheme.codes).kind == DTypeKind::floating && !scheme.is_dense() && bits(scheme.codes) == 8;
+}
 
-/// The same for codes: only floats can be NaN.
+/// The same for codes.
 void note_nan_codes(const QuantTensor& q, std::vector<Note>& notes) {
   if (!can_be_nan(q.scheme)) return;
   std::array<bool, 256> is_nan{};

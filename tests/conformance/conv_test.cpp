@@ -360,6 +360,29 @@ TEST_P(ConvConformance, NaNGoesThroughEveryEpilogue) {
   }
   EXPECT_GT(compared, 0);
 }
+
+/// Chunks of 256 pixels, more row blocks than the loops take at a time, and segments of K that are longer than their panels.
+TEST_P(ConvConformance, LargeChunksAreWithinTheirBound) {
+  const Kernel& kernel = *GetParam();
+  if (kernel.backend != Backend::cpu) GTEST_SKIP() << "a GPU has no chunks";
+  const ConvGeometry g{
+      .in_channels = 32, .out_channels = 320, .height = 16, .width = 17, .filter = {3, 3}, .padding = {1, 1, 1, 1}};
+  int compared = 0;
+  for (const auto& [weight, act] : {std::pair("u4b8g32", "s8g32"), std::pair("u4b8g288", "s8r"), std::pair("u3zc", "s8zr"),
+                                    std::pair("u3zc", "s8r"), std::pair("s8c", "s8r"), std::pair("u4zg96", "")}) {
+    const QuantTensor q = conv_weight(Scheme::parse(weight)->weight, g, 7, true);
+    VerifyConvSpec spec{.conv = {.geometry = g, .epilogue = {.bias = true}}, .sample_columns = 48};
+    if (*act != 0) spec.conv.act_scheme = Scheme::parse(std::string(act) + "_" + weight)->act;
+    if (!takes(kernel, q.scheme, spec.conv)) continue;
+    spec.plan.kernel = spec.pack.kernel = kernel.name;
+    const auto report = verify_conv(q, spec);
+    ASSERT_TRUE(report.ok()) << weight << report.status().message();
+    EXPECT_TRUE(report->passed) << act << weight << report->failure;
+    ++compared;
+  }
+  if (compared == 0) GTEST_SKIP() << "it takes none of these";
+}
+
 INSTANTIATE_TEST_SUITE_P(Table, ConvConformance, ::testing::ValuesIn(conv_kernels()), test_name);
 INSTANTIATE_TEST_SUITE_P(Table, ConvW8A8Conformance, ::testing::ValuesIn(conv_kernels(multiplies_int8)), test_name);
 INSTANTIATE_TEST_SUITE_P(Table, ConvInvariance, ::testing::ValuesIn(conv_kernels([](const Kernel& kernel) {

@@ -195,7 +195,8 @@ void take_u8(Input& x, const ActScheme& act, const Input& zero) {
   if (x.were_u8() && (act.zero == ZeroKind::integer || !zero.empty())) x.view.dtype = DType::u8;
 }
 
-/// How codes were quantized, from the shape of their scales: [1] per tensor, [M] per token, [M,G] in groups; f32 zeros are offsets.
+/// How codes were quantized, from the shape of their scales: [1] per tensor, [M] per token, [M,G] in groups; f32 zeros are offsets. Groups
+/// are those that the weight was packed for, if there are G of them, of which the last may be shorter; else all are equally long.
 ActScheme act_of_codes(const Weight& weight, const Input& codes, const Input& scale, const Input& zero) {
   const DType type = codes.view.dtype;
   const std::string kind = type == DType::u8 ? "s8z"
@@ -213,6 +214,8 @@ ActScheme act_of_codes(const Weight& weight, const Input& codes, const Input& sc
     throw invalid("a_scale has shape " + text(scales) + "; x of shape " + text(dims) + " takes [1], [" + text(m) + "] or [" +
                   text(m) + ",G]");
   const std::int64_t groups = scales.back();
+  const ActScheme& own = weight.spec().act_scheme;
+  if (own.group.k > 0 && (k + own.group.k - 1) / own.group.k == groups) return act_from(kind + "g" + text(own.group.k));
   if (groups == 0 || k % groups != 0)
     throw invalid(text(groups) + " groups do not divide K=" + text(k) + " evenly; say act_scheme='" + kind + "gSIZE'");
   return act_from(kind + "g" + text(k / groups));

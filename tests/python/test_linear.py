@@ -233,6 +233,16 @@ def test_codes_of_activations(rng, scheme):
         assert fused.act_scheme == scheme and distance(fused(x), got) < 1e-5
 
 
+@pytest.mark.parametrize("k", [33, 40, 160, 1300])
+def test_groups_of_codes_are_those_that_the_weight_was_packed_for(rng, k):
+    q = nibble.quantize(rng.standard_normal((16, k), dtype=np.float32), "s8c")
+    x = rng.standard_normal((4, k), dtype=np.float32)
+    codes, scales, _ = nibble.quantize_activations(x, "s8g16")  # the last group of a token has fewer channels
+    y = nibble.pack(q, act_scheme="s8g16").linear(x)
+    assert np.array_equal(nibble.pack(q, a_dtype="s8", act_scheme="s8g16").linear(codes, a_scale=scales), y)
+    assert np.array_equal(nibble.pack(q).linear(codes, a_scale=scales, act_scheme="s8g16"), y)
+
+
 @pytest.mark.parametrize("scheme", ["s8zr", "s8zg64", "s8zt"])
 def test_u8_codes_of_activations(rng, scheme):
     w, x = make(rng)

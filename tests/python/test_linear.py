@@ -323,6 +323,13 @@ def test_quant_tensor_of_arrays(rng):
     assert packed.unpack() == again and copy.deepcopy(packed) is packed
 
 
+def test_equal_tensors_are_one_key(rng):
+    q = nibble.quantize(rng.standard_normal((8, 64), dtype=np.float32), "u4zg32")
+    again, other = pickle.loads(pickle.dumps(q)), nibble.quantize(rng.standard_normal((8, 64), dtype=np.float32), "u4zg32")
+    assert again == q and hash(again) == hash(q) and {q: 1}[again] == 1
+    assert other != q and len({q, again, other}) == 2
+
+
 def test_a_weight_remembers_what_it_was_packed_for(rng):
     q = nibble.quantize(rng.standard_normal((64, 256), dtype=np.float32), "u4zg64")
     w = nibble.pack(q, a_dtype="bf16", act_scheme="s8r", m_max=24)

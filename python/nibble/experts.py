@@ -56,6 +56,12 @@ class PackedExperts:
         """Packed bytes of all."""
         return self._experts.nbytes
 
+    def __deepcopy__(self, memo: Any) -> PackedExperts:
+        return self  # immutable
+
+    def __reduce__(self) -> Any:
+        return PackedExperts, (self._weights,)
+
     def __repr__(self) -> str:
         return f"PackedExperts({len(self)} of W[{self.n},{self.k}], scheme={self[0].scheme!r}, layout={self[0].layout!r})"
 

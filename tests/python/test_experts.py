@@ -58,6 +58,8 @@ def test_values(rng):
     assert deeper.shape == (1, T, N) and np.array_equal(deeper[0], y)
     assert repr(gate_up) == f"PackedExperts(5 of W[64,64], scheme='u4zg32', layout='{gate_up[0].layout}')"
     assert len(gate_up) == E and gate_up[3].unpack() == parts[3] and gate_up.nbytes == E * gate_up[0].nbytes
+    again = pickle.loads(pickle.dumps((gate_up, down)))
+    assert np.array_equal(nibble.moe(x, ids, weights, *again), y) and copy.deepcopy(down) is down
 
 
 def test_errors(rng):

@@ -89,6 +89,15 @@ def test_errors(rng):
         nibble.route(np.ones((2, 4), np.float32), 5)
 
 
+def test_no_tokens(torch, rng):
+    """Empty tensors of PyTorch have no address."""
+    _, _, gate_up, down = layer(rng)
+    for tokens in [(0,), (0, 3), (3, 0)]:
+        x, ids = torch.zeros(*tokens, K), torch.zeros(*tokens, TOP, dtype=torch.int32)
+        assert nibble.moe(x, ids, torch.zeros(*tokens, TOP), gate_up, down).shape == (*tokens, N)
+        assert nibble.grouped(x, gate_up, ids=ids).shape == (*tokens, TOP, I)
+
+
 def test_layers_of_checkpoints(rng, tmp_path):
     """Experts one by one, and stored together with rows of gate and up that take turns, are packed as those that are read and joined."""
     layer_ = "model.layers.1.mlp.experts"

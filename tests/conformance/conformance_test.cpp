@@ -105,6 +105,30 @@ TEST_P(LinearConformance, EveryEpilogue) {
     for (std::uint64_t turn : {0, 1}) expect_verified(q, spec_for(kernel, 5, act_for(kernel, turn), spec, seed++), kernel.name);
 }
 
+/// Zero points of either type, with every sign of codes, up to both ends: code − zero has up to ten bits.
+TEST_P(LinearConformance, ZeroPointsFarFromTheCodes) {
+  const Kernel& kernel = *GetParam();
+  if (kernel.backend == Backend::cuda) GTEST_SKIP() << "kernels of the CPU hold code − zero in types of their own";
+  constexpr std::int64_t n = 40, k = 256;
+  const DType act = act_for(kernel, 0);
+  int taken = 0;
+  for (const DType codes : {DType::u8b128, DType::u8, DType::s8, DType::u4b8, DType::u4, DType::u7b64})
+    for (const DType zero : {DType::u8, DType::s8}) {
+      const WeightScheme scheme{codes, ZeroKind::integer, GroupShape::group(32), DType::f16};
+      Problem problem = problem_for(kernel, scheme, n, k, quantize_for(kernel), act);
+      problem.zero_type = zero;
+      if (!kernel.accepts(kernel, problem).ok()) continue;
+      ++taken;
+      QuantTensor q = random_weight(scheme, n, k, 1);
+      q.zeros = Tensor(zero, q.scales.shape);
+      for (std::int64_t i = 0; i < q.zeros.numel(); ++i)
+        q.zeros.set(
+            i, static_cast<float>(std::array{0, 255, 254, 131}[static_cast<std::size_t>(i % 4)] - (zero == DType::s8 ? 128 : 0)));
+      for (const std::int64_t m : {1, 33}) expect_verified(q, spec_for(kernel, m, act, {.out = DType::f32}, 5), kernel.name);
+    }
+  if (taken == 0) GTEST_SKIP() << "takes no integers with zero points";
+}
+
 /// Row n of W has one weight that is not 0, the code n, and all activations are 1: D is the value of the code, or NaN.
 TEST_P(LinearConformance, EveryCodeOfFloats) {
   const Kernel& kernel = *GetParam();

@@ -1,4 +1,5 @@
 // The rows of the bf16 family.
+#include <algorithm>
 #include <array>
 
 #include "core/error.hpp"
@@ -25,6 +26,13 @@ Status run(const Kernel& self, const StepArgs& args) {
     kIsa.linear(task, begin, std::min(begin + step, blocks), i / ranges * kIsa.tokens);
   });
   return {};
+}
+
+/// The largest magnitude of code − zero that the types allow.
+int farthest(DType codes, DType zero) {
+  const int low = codes == DType::s8 ? -128 : -info(codes).bias, high = low + (1 << bits(codes)) - 1;
+  const int zero_low = zero == DType::s8 ? -128 : 0, zero_high = zero == DType::s8 ? 127 : 255;
+  return std::max(high - zero_low, zero_high - low);
 }
 
 Status accepts(const Kernel& self, const Problem& p) {
@@ -56,6 +64,11 @@ Status accepts(const Kernel& self, const Problem& p) {
   if (p.scheme.zero == ZeroKind::offset || p.scheme.zero == ZeroKind::real)
     return error(StatusCode::unsupported, "needs code − zero to be an integer, the weight has float {}",
                  p.scheme.zero == ZeroKind::real ? "zero points" : "offsets");
+  // bf16 has every integer up to 256, and of those beyond the even ones.
+  const int far = p.scheme.zero == ZeroKind::integer && p.zero_type != DType::none ? farthest(codes, p.zero_type) : 0;
+  if (far > 256)
+    return error(StatusCode::unsupported, "needs code − zero in bf16, up to 256; with {} codes and {} zero points it may be {}",
+                 name(codes), name(p.zero_type), far);
   return {};
 }
 

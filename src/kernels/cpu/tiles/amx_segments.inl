@@ -64,7 +64,9 @@ struct Walk {
 /// The zero point, or as much of it as keeps the bytes of the panel within −128 … 127, is subtracted from codes; the rest stays in the
 /// header.
 NIBBLE_VARIANT void fold_zeros(const Decoder& d, Walk& w) {
-  constexpr float kFar = 96;  // codes of less than 8 bits are at most 127, less 96 … −96
+  // Of codes of less than 8 bits: 0 less the highest, and the largest code less the lowest, are bytes.
+  constexpr float kHighest = 96;
+  const auto lowest = static_cast<float>((1 << d.geometry.bits) - 128);
   const Vec bias = Vec{} + d.bias;
   Ints rest{};
   for (int v = 0; v < kVecs; ++v) {
@@ -76,8 +78,7 @@ NIBBLE_VARIANT void fold_zeros(const Decoder& d, Walk& w) {
       continue;
     }
     Vec folded = d.zero == ZeroKind::integer ? zero : bias;
-    const Vec size = reinterpret_cast<Vec>(reinterpret_cast<Ints>(folded) & 0x7fffffff);
-    folded = size <= kFar && to_floats(to_ints(folded)) == folded ? folded : Vec{};
+    folded = lowest <= folded && folded <= kHighest && to_floats(to_ints(folded)) == folded ? folded : Vec{};
     w.header.zero[v] = zero - folded;
     w.fold[v] = (to_ints(folded) & 255) * 0x01010101;
     rest |= w.header.zero[v] != 0.0f;

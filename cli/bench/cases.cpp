@@ -155,6 +155,7 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
     order.push_back(&group);
   }
   if (order.empty()) {
+    if (Status readable = usable_whole(checkpoint); !readable.ok()) return readable;
     return Status(
         StatusCode::invalid_argument,
         fmt::format("{} has no quantized linear layer{}; convolutions are measured by --conv FILE", checkpoint.path().string(),

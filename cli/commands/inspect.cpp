@@ -94,22 +94,14 @@ Result<std::vector<ActScheme>> parse_ways(const std::vector<std::string>& texts)
   return ways;
 }
 
-// The status of the command: damaged data takes precedence over unsupported data.
+// The status of the command.
 Result<Outcome> worst_finding(const Inspection& inspection) {
-  std::size_t errors = 0;
-  Status worst;
-  const auto consider = [&](const Note& note, const std::string& module) {
-    if (note.severity != Note::Severity::error) return;
-    ++errors;
-    const StatusCode code = note.code == StatusCode::ok ? StatusCode::corrupt_data : note.code;
-    if (!worst.ok() && (worst.code() == StatusCode::corrupt_data || code == worst.code())) return;
-    worst = Status(code, module.empty() || note.text.find(module) != std::string::npos ? note.text : module + ": " + note.text);
-  };
-  for (const Note& note : inspection.notes) consider(note, "");
+  std::vector<ModuleNote> notes;
+  for (const Note& note : inspection.notes) notes.push_back({"", note});
   for (const InspectedModule& found : inspection.modules)
-    for (const Note& note : found.notes) consider(note, found.module.name);
-  if (worst.ok()) return Outcome::ok;
-  return errors == 1 ? worst : worst.with_context(fmt::format("{}; the worst", counted(errors, "error")));
+    for (const Note& note : found.notes) notes.push_back({found.module.name, note});
+  const Status worst = worst_error(notes);
+  return worst.ok() ? Result<Outcome>(Outcome::ok) : Result<Outcome>(worst);
 }
 
 // Packed files have no weights to measure or explain.
@@ -137,6 +129,25 @@ Result<Outcome> run(const InspectOptions& options) {
 }
 
 }  // namespace
+
+Status worst_error(std::span<const ModuleNote> notes) {
+  std::size_t errors = 0;
+  Status worst;
+  for (const auto& [module, note] : notes) {
+    if (note.severity != Note::Severity::error) continue;
+    ++errors;
+    const StatusCode code = note.code == StatusCode::ok ? StatusCode::corrupt_data : note.code;
+    if (!worst.ok() && (worst.code() == StatusCode::corrupt_data || code == worst.code())) continue;
+    worst = Status(code, module.empty() || note.text.find(module) != std::string::npos ? note.text : module + ": " + note.text);
+  }
+  return errors > 1 ? worst.with_context(fmt::format("{}; the worst", counted(errors, "error"))) : worst;
+}
+
+Status usable_whole(const Checkpoint& checkpoint) {
+  std::vector<ModuleNote> notes;
+  for (const Note& note : checkpoint.notes()) notes.push_back({"", note});
+  return worst_error(notes);
+}
 
 std::int64_t Inspection::weights() const {
   std::int64_t sum = 0;

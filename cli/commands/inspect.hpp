@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,12 @@ std::vector<InspectedModule> grouped(const std::vector<InspectedModule>& modules
 
 /// Modules of the experts of a layer as one, likewise: "model.layers.0.mlp.experts.0…127.down_proj".
 std::vector<InspectedModule> with_experts_together(const std::vector<InspectedModule>& modules);
+
+/// The worst error among findings, ok where none is one: damaged data takes precedence over unsupported data.
+Status worst_error(std::span<const ModuleNote> notes);
+
+/// The same of opening a checkpoint: modules that are damaged, or in a format that nibble does not decode, are in its notes alone.
+Status usable_whole(const Checkpoint& checkpoint);
 
 std::string inspection_text(const Inspection& inspection, bool colour);
 Json inspection_json(const Inspection& inspection);

@@ -158,6 +158,9 @@ Result<Outcome> pack_command(Options options) {
     modules.push_back(&module);
     names.push_back(module.name);
   }
+  // A file beside a checkpoint stands for all of it, unless --layer says otherwise.
+  if (options.layer.empty() || modules.empty())
+    if (Status readable = usable_whole(*checkpoint); !readable.ok()) return readable.with_context(options.in.string());
   if (modules.empty())
     return Status(StatusCode::invalid_argument,
                   fmt::format("{} has no {}linear layer{}", options.in.string(), options.dense ? "" : "quantized ",

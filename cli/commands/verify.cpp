@@ -7,6 +7,7 @@
 #include <set>
 
 #include "commands/commands.hpp"
+#include "commands/inspect.hpp"
 #include "commands/option_checks.hpp"
 #include "commands/packed.hpp"
 #include "commands/shapes.hpp"
@@ -82,7 +83,9 @@ std::string verification_table(const std::vector<VerifiedLayer>& layers, bool co
   return table.render(colour);
 }
 
-std::string verification_text(const Options& options, const std::vector<VerifiedLayer>& layers, bool colour) {
+// `unread`: errors of modules that could not be verified, because they are damaged or in a format that nibble does not decode.
+std::string verification_text(const Options& options, const std::vector<VerifiedLayer>& layers, const std::vector<Note>& unread,
+                              bool colour) {
   std::string text = verification_table(layers, colour);
   std::size_t failed = 0;
   double worst = 0;
@@ -104,7 +107,11 @@ std::string verification_text(const Options& options, const std::vector<Verified
     if (const auto name = expert_in(layer.name)) experts.insert(name->before);
   if (!experts.empty() && options.experts > 0)
     text += fmt::format("experts: up to {} of each layer; --experts 0 verifies all\n", options.experts);
-  text += failed == 0 ? styled("all passed", Style::good, colour) : styled(fmt::format("{} failed", failed), Style::bad, colour);
+  for (const Note& note : unread) text += fmt::format("{}: {}\n", styled("error", Style::bad, colour), printable(note.text));
+  if (failed > 0)
+    text += styled(fmt::format("{} failed", failed), Style::bad, colour);
+  else
+    text += unread.empty() ? styled("all passed", Style::good, colour) : styled("incomplete", Style::bad, colour);
   text += fmt::format(": {}, {} outputs compared with the oracle, worst error {:.3f} of the bound, activations {}, seed {}\n",
                       counted(layers.size(), "check"), checked, worst,
                       options.a_dtype + (as.empty() ? "" : " as " + as) +
@@ -113,9 +120,9 @@ std::string verification_text(const Options& options, const std::vector<Verified
   return text;
 }
 
-Json verification_json(const Options& options, const std::vector<VerifiedLayer>& layers) {
+Json verification_json(const Options& options, const std::vector<VerifiedLayer>& layers, const std::vector<Note>& unread) {
   Json results = Json::array();
-  bool passed = true;
+  bool passed = unread.empty();
   for (const VerifiedLayer& layer : layers) {
     const VerifyReport& r = layer.report;
     passed = passed && r.passed;
@@ -148,7 +155,8 @@ Json verification_json(const Options& options, const std::vector<VerifiedLayer>&
           {"seed", options.seed},
           {"experts", options.experts},
           {"passed", passed},
-          {"results", results}};
+          {"results", results},
+          {"notes", notes_json(unread)}};
 }
 
 Result<Outcome> run(const Options& options) {
@@ -179,16 +187,25 @@ Result<Outcome> run(const Options& options) {
   const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, *quantize, threads.executor(), images,
                                         options.dense, options.experts);
   if (!layers.ok()) return layers.status();
+  // Neither must a checkpoint of which a part cannot be read look sound; --layer asks about other modules.
+  const bool whole = options.layer.empty() || layers->empty();
+  std::vector<Note> unread;
+  for (const Note& note : checkpoint->notes())
+    if (whole && note.severity == Note::Severity::error) unread.push_back(note);
+  const Status readable = whole ? usable_whole(*checkpoint) : Status();
+  if (layers->empty() && !readable.ok()) return readable;
   if (layers->empty())  // no check must not look like success
     return Status(StatusCode::invalid_argument,
                   fmt::format("{} has no {}module{}", options.path.string(), options.dense ? "" : "quantized ",
                               options.layer.empty() ? " to verify; nibble quantize makes some, --dense verifies others"
                                                     : " whose name matches --layer; see nibble inspect"));
-  const auto text = [&] { return verification_text(options, *layers, wants_colour(stdout)); };
-  if (Status written = print_result(options.json, text, [&] { return verification_json(options, *layers); }); !written.ok())
+  const auto text = [&] { return verification_text(options, *layers, unread, wants_colour(stdout)); };
+  if (Status written = print_result(options.json, text, [&] { return verification_json(options, *layers, unread); });
+      !written.ok())
     return written;
   const bool failed = std::any_of(layers->begin(), layers->end(), [](const VerifiedLayer& l) { return !l.report.passed; });
-  return failed ? Outcome::failed : Outcome::ok;
+  if (failed) return Outcome::failed;
+  return readable.ok() ? Result<Outcome>(Outcome::ok) : Result<Outcome>(readable);
 }
 
 // As spec.linear says, on spec.linear.m_max images.

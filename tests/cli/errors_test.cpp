@@ -244,6 +244,32 @@ TEST_F(Cli, DamagedCheckpointsExitWith4) {
   EXPECT_EQ(listing(directory_), std::vector<std::string>{"awq"});
 }
 
+/// The file is sound, and a module is not: its scales have the shape of no format.
+TEST_F(Cli, ACheckpointWithADamagedModuleDoesNotPass) {
+  const std::string path = copy_of("awq"), layer = "model.layers.0.self_attn.q_proj";
+  std::string file = slurp(path + "/model.safetensors");
+  const std::string shape = "[16,256]";
+  const std::size_t at_shape = file.find(shape, file.find("\"" + layer + ".scales\""));
+  ASSERT_NE(at_shape, std::string::npos);
+  spit(path + "/model.safetensors", file.replace(at_shape, shape.size(), "[64, 64]"));
+
+  const std::string damage = layer + ": qweight s32 [256,32] and scales bf16 [64,64] fit neither";
+  const Finished verified = nibble({"verify", path, "-M", "1"});
+  expect_error(verified, 4, damage);
+  EXPECT_TRUE(contains(verified.out, "error: " + damage)) << verified.out;
+  EXPECT_TRUE(contains(verified.out, "incomplete: ") && !contains(verified.out, "all passed")) << verified.out;
+  const Finished in_json = nibble({"verify", path, "-M", "1", "--json"});
+  const nlohmann::json json = nlohmann::json::parse(in_json.out);
+  EXPECT_FALSE(json.at("passed"));
+  EXPECT_EQ(json.at("notes").size(), 1u);
+  EXPECT_TRUE(json.at("results").front().at("passed"));
+  expect_error(nibble({"verify", path, "--layer", layer}), 4, damage);  // nothing else is asked for
+  EXPECT_EQ(nibble({"verify", path, "-M", "1", "--layer", "k_proj"}).exit_code, 0);
+  expect_error(nibble({"pack", path, at("packed.nibble")}), 4, damage);
+  EXPECT_EQ(listing(directory_), std::vector<std::string>{"awq"});
+  EXPECT_EQ(nibble({"pack", path, at("packed.nibble"), "--layer", "k_proj"}).exit_code, 0);
+}
+
 TEST_F(Cli, AMissingShardIsNamed) {
   const std::string path = copy_of("awq");
   fs::rename(path + "/model.safetensors", path + "/model-00001-of-00002.safetensors");

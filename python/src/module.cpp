@@ -313,7 +313,8 @@ void bind_tensors(nb::module_& m) {
             return q.static_acts ? std::optional(std::pair(q.static_acts->scale, q.static_acts->zero)) : std::nullopt;
           },
           "(scale, zero point) of all activations, or None.")
-      .def_ro("act_limit", &QuantTensor::act_limit, "Magnitudes of activations saturate there before a scale is found, or None.")
+      .def_ro("act_limit", &QuantTensor::act_limit,
+              "The largest magnitude of activations that a scale covers, beyond which codes saturate, or None.")
       .def_prop_ro(
           "filter", [](const QuantTensor& q) { return Pair(q.filter.h, q.filter.w); },
           "(height, width) of a convolution's; (1, 1) of linear layers.")

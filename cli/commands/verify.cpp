@@ -280,8 +280,12 @@ Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoin
   ProgressBar progress("verifying");
   for (const Module* module : modules) {
     progress.update(layers.size(), modules.size() * m_list.size(), module->name);
-    const auto q = checkpoint.read(*module);
+    std::vector<Note> notes;
+    const auto q = checkpoint.read(*module, &notes);
     if (!q.ok()) return q.status().with_context(module->name);
+    std::vector<ModuleNote> found;
+    for (Note& note : notes) found.push_back({module->name, std::move(note)});
+    if (Status damage = worst_error(found); !damage.ok()) return damage;
     const ActScheme act = activations_for(*module, asked);
     std::string way;
     if (act.codes != DType::none) way = Scheme{module->scheme, act}.name();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstring>
 
 #include "cli/cli.hpp"
 #include "nibble/nibble.hpp"
@@ -268,6 +269,26 @@ TEST_F(Cli, ACheckpointWithADamagedModuleDoesNotPass) {
   expect_error(nibble({"pack", path, at("packed.nibble")}), 4, damage);
   EXPECT_EQ(listing(directory_), std::vector<std::string>{"awq"});
   EXPECT_EQ(nibble({"pack", path, at("packed.nibble"), "--layer", "k_proj"}).exit_code, 0);
+}
+
+/// What inspect calls damage of the data is none of verify's successes, even where D is NaN as it should be.
+TEST_F(Cli, ABiasThatIsNoNumberDoesNotPass) {
+  const std::string path = at("experts");
+  const std::vector<std::string> sample{"sample", path,      "--shapes", "tiny",     "--experts",
+                                        "4",      "--top-k", "2",        "--family", "gpt-oss"};
+  ASSERT_EQ(nibble(sample).exit_code, 0);
+  std::string file = slurp(path + "/model.safetensors");
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), 8);
+  const nlohmann::json header = nlohmann::json::parse(file.substr(8, length));
+  const nlohmann::json& bias = header.at("model.layers.0.mlp.experts.gate_up_proj_bias");
+  file.replace(8 + length + bias.at("data_offsets").at(0).get<std::size_t>(), 2, "\xc0\x7f");  // of the first element, bf16
+  spit(path + "/model.safetensors", file);
+  for (const char* command : {"inspect", "verify"}) {
+    const Finished finished = nibble({command, path});
+    EXPECT_EQ(finished.exit_code, 4) << command;
+    EXPECT_TRUE(contains(finished.err, "bias values are NaN")) << command << finished.err;
+  }
 }
 
 TEST_F(Cli, AMissingShardIsNamed) {

@@ -278,7 +278,11 @@ Result<Plan> Plan::conv(const PackedWeight& weight, const PlanOptions& options) 
 
 Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& spec, const PlanOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
-  if (weight.paired()) return error(StatusCode::invalid_argument, "{}", unpaired(true));
+  if (weight.paired())
+    return error(
+        StatusCode::invalid_argument,
+        "the weight was packed for a glu, and its rows lie in pairs: unpack() it, and dequantize a weight that is packed "
+        "without one");
   NIBBLE_ASSIGN_OR_RETURN(const Problem problem, problem_of(weight.desc(), spec, machine_for(options)));
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::dequantize));
   NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, problem, 1, forced, options.allow_reference));

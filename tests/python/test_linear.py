@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 
@@ -399,6 +400,19 @@ def test_threads_share_a_weight(rng):
     for t in threads:
         t.join()
     assert not wrong
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_process_has_threads_of_its_own(rng):
+    w, x = make(rng)
+    y = w.linear(x)
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if np.array_equal(w.linear(x), y) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_doctor():

@@ -35,8 +35,8 @@ template <const DotIsa& kIsa>
 void multiply_dots(const Kernel& self, const StepArgs& chunk, const Decoder& decoder, std::int64_t begin, std::int64_t end) {
   const DotTask task(self, chunk, decoder);
   const std::int64_t step = blocks_at_once(decoder);
-  // A chunk may have more tokens than the loops have room for.
-  const std::int64_t tokens = kIsa.task_tokens / task.tile * task.tile;
+  // A chunk may have more tokens than AMX has room for; the vectors would only add up codes again for each piece.
+  const std::int64_t tokens = self.isa == Isa::amx ? kIsa.task_tokens / task.tile * task.tile : task.m;
   for (; begin < end; begin += step)
     for (std::int64_t m = 0; m < task.m; m += tokens)
       kIsa.linear(task, begin, std::min(begin + step, end), m, std::min(m + tokens, task.m));

@@ -43,7 +43,7 @@ struct DotIsa {
   int rows;   // R of the layout
   int lanes;  // of a vector register
   int tile;   // tokens per register tile
-  /// D of row blocks [block, block_end), kMaxTaskBlocks at most, and tokens [m, m_end), task_tokens at most; m is a multiple of task.tile.
+  /// D of row blocks [block, block_end), kMaxTaskBlocks at most, and tokens [m, m_end), of AMX task_tokens at most; m is a multiple of task.tile.
   void (*linear)(const DotTask& task, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end);
   /// Row blocks of one task: as many as fit in half of a core's L2 together, so that they stay there while the tokens are multiplied.
   std::int64_t task_bytes = 512 << 10;

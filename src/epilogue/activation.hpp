@@ -3,9 +3,9 @@
 // has the code of each struct at every place where it stores.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "core/host_device.hpp"
@@ -31,10 +31,10 @@ struct Tanh {  // tanh(x), or gelu: 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·
   }
 };
 /// exp(x) for 1 + exp(x), to 2u, where only that counts: exp(−87) for all below, infinity from 88.4 on. Without branches and calls, for a float
-/// or a vector of them (Bits: as many u32). exp(x) = 2ⁿ·exp(r) with r = x − n·ln 2 in ±0.35, exact by ln 2 in two parts; the polynomial is
+/// or a vector of them (Bits: as many u32), in place: part of its caller, whose instructions it takes. exp(x) = 2ⁿ·exp(r) with r = x − n·ln 2 in ±0.35, exact by ln 2 in two parts; the polynomial is
 /// that of Cephes.
 template <class Floats, class Bits>
-inline Floats exp_in_sum(Floats x) {
+[[gnu::always_inline]] inline void exp_in_sum(Floats& x) {
   const Floats least = Floats{} - 87.0f, most = Floats{} + 89.0f;
   x = x < least ? least : x;
   x = x > most ? most : x;
@@ -46,8 +46,12 @@ inline Floats exp_in_sum(Floats x) {
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  const Bits exponent = (std::bit_cast<Bits>(shifted) + 127u) << 23;  // of 2ⁿ; the shift drops the bits of kRound
-  return (p * r * r + r + 1.0f) * std::bit_cast<Floats>(exponent);
+  Bits exponent;
+  std::memcpy(&exponent, &shifted, sizeof shifted);
+  exponent = (exponent + 127u) << 23;  // of 2ⁿ; the shift drops the bits of kRound
+  Floats power;
+  std::memcpy(&power, &exponent, sizeof power);
+  x = (p * r * r + r + 1.0f) * power;
 }
 struct Sigmoid {  // 1 / (1 + exp(−β·x)), or that times x
   float beta;
@@ -59,10 +63,19 @@ struct Sigmoid {  // 1 / (1 + exp(−β·x)), or that times x
     if (times_x) return __fdividef(x, 1.0f + __expf(-beta * x));
     return 1.0f / (1.0f + std::exp(-beta * x));
 #else
-    return (times_x ? x : 1.0f) / (1.0f + exp_in_sum<float, std::uint32_t>(-beta * x));
+    float power = -beta * x;
+    exp_in_sum<float, std::uint32_t>(power);
+    return (times_x ? x : 1.0f) / (1.0f + power);
 #endif
   }
 };
+constexpr bool is_sigmoid(Activation activation) {
+  return activation == Activation::silu || activation == Activation::sigmoid || activation == Activation::quick_gelu;
+}
+/// Of those.
+NIBBLE_HOST_DEVICE inline Sigmoid sigmoid_of(Activation activation) {
+  return {activation == Activation::quick_gelu ? 1.702f : 1.0f, activation != Activation::sigmoid};
+}
 struct HardSwish {  // x·min(max(x + 3, 0), 6)/6
   NIBBLE_HOST_DEVICE float operator()(float x) const {
     const float share = x * 0.16666667f + 0.5f, above = share > 0.0f ? share : 0.0f;
@@ -99,8 +112,7 @@ NIBBLE_HOST_DEVICE inline void with_activation(const Spec& spec, const Use& use)
     case Activation::tanh: return use(Tanh{activation == Activation::gelu_tanh});
     case Activation::silu:
     case Activation::sigmoid:
-    case Activation::quick_gelu:
-      return use(Sigmoid{activation == Activation::quick_gelu ? 1.702f : 1.0f, activation != Activation::sigmoid});
+    case Activation::quick_gelu: return use(sigmoid_of(activation));
     case Activation::hardswish: return use(HardSwish{});
     case Activation::leaky_relu: return use(LeakyRelu{spec.negative_slope});
   }

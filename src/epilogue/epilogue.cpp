@@ -146,7 +146,9 @@ void apply(Sigmoid sigmoid, float* acc, std::int64_t count) {
     const std::size_t bytes = static_cast<std::size_t>(std::min(kLanes, count - i)) * sizeof(float);
     Floats x{};
     bytes == sizeof x ? std::memcpy(&x, acc + i, sizeof x) : std::memcpy(&x, acc + i, bytes);
-    const Floats y = (sigmoid.times_x ? x : Floats{} + 1.0f) / (1.0f + exp_in_sum<Floats, Bits>(-sigmoid.beta * x));
+    Floats power = -sigmoid.beta * x;
+    exp_in_sum<Floats, Bits>(power);
+    const Floats y = (sigmoid.times_x ? x : Floats{} + 1.0f) / (1.0f + power);
     bytes == sizeof y ? std::memcpy(acc + i, &y, sizeof y) : std::memcpy(acc + i, &y, bytes);
   }
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/target.hpp"
+#include "epilogue/activation.hpp"
 #include "epilogue/epilogue.hpp"
 #include "kernels/cpu/intrinsics.hpp"
 #include "layouts/tile.hpp"

@@ -1,5 +1,6 @@
 // Included once per instruction set by outputs.cpp: the canonical epilogue of whole row blocks, the operations of epilogue::store_row in
-// their order, a vector at a time. A glu, activations with exp, tanh or erf, and partial blocks use store_row itself.
+// their order, a vector at a time, and those of a glu by a sigmoid. Other glus, activations with exp, tanh or erf, and partial blocks use
+// store_row itself.
 #if NIBBLE_ISA <= NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX512
 
 inline const std::byte* at(const ConstTensorView& v, std::int64_t i) {
@@ -137,13 +138,82 @@ void store_with_images(Column column, float* sums, std::int64_t m, std::int64_t 
   store_any(Activation::none, column, sums, height);
 }
 
+/// The numbers of even and of odd place in two vectors: the halves of a glu, which lie in pairs.
+inline Vec evens(Vec a, Vec b) {
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+#else
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6);
+#endif
+}
+inline Vec odds(Vec a, Vec b) {
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512
+  return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2
+  return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#else
+  return __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#endif
+}
+
+/// Rounded to a type of D.
+inline Vec rounded(Vec x, DType type) {
+  std::byte there[kLanes * sizeof(float)];
+  if (type == DType::f16) return store_f16(there, x), load_f16(there);
+  if (type == DType::bf16) return store_bf16(there, x), load_as_floats(there, type);
+  return x;
+}
+
+/// One half of a glu: the sums of kLanes channels of x from i on as the activation function, or the product, takes them.
+inline Vec half_of_glu(const EpilogueSpec& spec, const Operands& args, Vec x, std::int64_t i, float row_scale) {
+  if (spec.row_scale) x *= row_scale;
+  if (spec.col_scale) x *= load_as_floats(at(args.col_scale, i), DType::f32);
+  if (spec.bias) x += load_as_floats(at(args.bias, i), args.bias.dtype);
+  return x;
+}
+
+/// A glu by a sigmoid, as of silu: of channels j and N/2 + j of x, which lie side by side, D's channels j. No gate and no residual.
+void store_glu(const Outputs& o, float* sums, std::int64_t n, std::int64_t m, std::int64_t height) {
+  const EpilogueSpec& spec = *o.epilogue;
+  const Operands& args = *o.operands;
+  const std::int64_t half = o.d->dim(1);
+  const DType factors = spec.factor_type();
+  const epilogue::GluLimits limits{spec.glu_limit, spec.glu_offset};
+  const Vec most = Vec{} + limits.limit, least = -most;
+  const epilogue::Sigmoid sigmoid = epilogue::sigmoid_of(spec.activation);
+  for (int v = 0; v < kVecs; v += 2) {
+    const std::int64_t j = (n + v * kLanes) / 2;
+    Column column{.spec = spec, .args = args, .n = j, .bias = -Vec{}, .to = static_cast<std::byte*>(o.d->data), .step = 0};
+    for (std::int64_t r = 0; r < height; ++r) {
+      float* const row = sums + r * kRows + v * kLanes;
+      const Vec first = rounded(load(row), factors), second = rounded(load(row + kLanes), factors);
+      const float scale = spec.row_scale ? static_cast<const float*>(args.row_scale.data)[m + r] : 1.0f;
+      Vec gate = half_of_glu(spec, args, evens(first, second), j, scale);
+      Vec other = half_of_glu(spec, args, odds(first, second), half + j, scale);
+      gate = gate > most ? most : gate;
+      other = (other < least ? least : other > most ? most : other) + limits.offset;
+      Vec power = -sigmoid.beta * gate;
+      epilogue::exp_in_sum<Vec, Unsigned>(power);
+      store(row, (sigmoid.times_x ? gate : Vec{} + 1.0f) / (1.0f + power) * other);
+    }
+    column.to += (m * o.d->stride(0) + j) * (bits(o.d->dtype) / 8);
+    column.step = o.d->stride(0) * (bits(o.d->dtype) / 8);
+    store_any(Activation::none, column, sums + v * kLanes, height);
+  }
+}
+
 void store(const Outputs& o, float* sums, std::int64_t block, std::int64_t m, std::int64_t height) {
   const EpilogueSpec& spec = *o.epilogue;
   const Operands& args = *o.operands;
   const std::int64_t n = block * kRows;
   const bool simple = !spec.glu && (spec.activation == Activation::none || spec.activation == Activation::relu ||
                                     spec.activation == Activation::clamp);
-  if (!simple || o.n_begin > n || o.n_end < n + kRows) {
+  const bool whole = o.n_begin <= n && o.n_end >= n + kRows;
+  if (whole && spec.glu && epilogue::is_sigmoid(spec.activation) && !spec.gate && !spec.residual)
+    return store_glu(o, sums, n, m, height);
+  if (!simple || !whole) {
     for (std::int64_t r = 0; r < height; ++r) store_part(o, sums + r * kRows, n, kRows, m + r);
     return;
   }

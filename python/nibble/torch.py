@@ -18,9 +18,11 @@ A packed weight is a tensor of bytes (`to_tensor`), which modules hold as a buff
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import math
 import mmap
+import os
 import re
 import weakref
 from typing import Any, Callable, Mapping, Optional, Sequence
@@ -46,6 +48,23 @@ def __dir__() -> list[str]:
 
 
 _COMPUTED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _share_threads() -> None:
+    """From here on nibble's loops run on the threads of PyTorch's operators, as many as torch.set_num_threads() says: those spin behind each
+    operator, and would slow down others. NIBBLE_NUM_THREADS asks for threads of nibble's own."""
+    if os.environ.get("NIBBLE_NUM_THREADS") or not torch.backends.openmp.is_available():
+        return
+    try:
+        library = ctypes.CDLL(torch._C.__file__)  # names are looked for in what it is linked with, too
+        parallel, max_threads = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in ("GOMP_parallel", "omp_get_max_threads"))
+    except (OSError, AttributeError):  # another kind of OpenMP
+        return
+    torch.get_num_threads()  # PyTorch sets the number with its first operator
+    _core.share_openmp(parallel, max_threads)
+
+
+_share_threads()
 
 # --- weights as tensors ---------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@
 #include <span>
 #include <utility>
 
+#include "threads.hpp"
+
 namespace nibble::python {
 namespace {
 
@@ -359,7 +361,7 @@ void run(const Call& call, const Weight& weight, const Plan& plan, const ConstTe
   } else {
     const nb::gil_scoped_release release;
     const Scratch memory(plan.workspace_bytes(a.dim(0)));
-    status = plan.run(weight.packed, a, d.view, operands, memory.span());
+    status = plan.run(weight.packed, a, d.view, operands, memory.span(), shared_threads());
   }
   check(status);
 }
@@ -607,7 +609,7 @@ nb::object moe(Experts& gate_up, const Experts& down, nb::handle x, nb::handle i
   } else {
     const nb::gil_scoped_release release;
     const Scratch memory(plan.workspace_bytes());
-    status = plan.run(gate_up.packed, down.packed, a.view, operands, d.view, memory.span());
+    status = plan.run(gate_up.packed, down.packed, a.view, operands, d.view, memory.span(), shared_threads());
   }
   check(status);
   return out.is_none() ? call.finish(std::move(result)) : result;
@@ -674,7 +676,7 @@ nb::object grouped(Experts& experts, nb::handle x, nb::handle offsets, nb::handl
   } else {
     const nb::gil_scoped_release release;
     const Scratch memory(needed);
-    status = plan.run(experts.packed, a.view, which, d.view, operands.args(), memory.span());
+    status = plan.run(experts.packed, a.view, which, d.view, operands.args(), memory.span(), shared_threads());
   }
   check(status);
   return options.out.is_none() ? call.finish(std::move(result)) : result;
@@ -695,7 +697,7 @@ nb::tuple route(nb::handle logits, nb::handle bias, const RouteSpec& spec) {
   id.collapse(2), weight.collapse(2);
   if (product(std::span(dims).first(dims.size() - 1)) > 0) {
     const nb::gil_scoped_release release;
-    check(nibble::route(scores.view, offsets.view, spec, id.view, weight.view));
+    check(nibble::route(scores.view, offsets.view, spec, id.view, weight.view, shared_threads()));
   }
   return nb::make_tuple(call.finish(std::move(ids)), call.finish(std::move(weights)));
 }
@@ -744,7 +746,7 @@ nb::tuple quantize_activations(nb::handle x, std::string_view scheme, OptionalFl
     const ActOutputs out{.codes = c.view, .scales = s.view, .zeros = z.view};
     const nb::gil_scoped_release release;
     check(call.backend() == Backend::cuda ? nibble::quantize_activations(a.view, act, out, options, call.stream())
-                                          : nibble::quantize_activations(a.view, act, out, options));
+                                          : nibble::quantize_activations(a.view, act, out, options, shared_threads()));
   }
   const nb::handle given[] = {codes, scales, zeros};
   for (std::size_t i = 0; i < results.size(); ++i)

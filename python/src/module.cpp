@@ -12,6 +12,7 @@
 #include "bind.hpp"
 #include "calls.hpp"
 #include "nibble/nibble.hpp"
+#include "threads.hpp"
 
 namespace nibble::python {
 
@@ -644,7 +645,7 @@ nb::dict device() {
   nb::dict out;
   out["cpu"] = d.cpu_name;
   out["cores"] = d.cores;
-  out["threads"] = default_executor().threads();
+  out["threads"] = (shared_threads() != nullptr ? *shared_threads() : default_executor()).threads();
   out["isa"] = name(d.isa);
   out["isas"] = isas;
   out["l1d_bytes"] = d.l1d_bytes;
@@ -754,4 +755,5 @@ NB_MODULE(_core, m) {
   bind_experts(m);
   bind_packed_files(m);
   bind_functions(m);
+  bind_threads(m);
 }

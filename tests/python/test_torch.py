@@ -8,7 +8,10 @@ import gc
 import io
 import json
 import multiprocessing
+import os
 import re
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -599,3 +602,38 @@ def test_the_convolution_operator(conv, memory_format):
     conv(ours).pow(2).sum().backward()
     torch.nn.functional.conv2d(theirs, w, bias, (2, 1), (1, 2), (1, 2), 2).pow(2).sum().backward()
     assert distance(ours.grad, theirs.grad) < 1e-5
+
+
+THREADS = """
+import os
+import torch
+torch.set_num_threads(2)
+before = torch.ones(1 << 20).add(1)  # PyTorch has its threads now
+started = len(os.listdir("/proc/self/task"))
+import nibble, nibble.torch
+layer = nibble.torch.QuantLinear(nibble.quantize(torch.randn(512, 1024).numpy(), "u4b8g128"))
+quantized = len(os.listdir("/proc/self/task"))
+x = torch.randn(3, 1024)
+y = layer(x)
+two = nibble.doctor()["threads"]
+more = len(os.listdir("/proc/self/task")) - quantized
+torch.set_num_threads(1)
+one = nibble.doctor()["threads"]
+assert torch.equal(layer(x), y)
+torch.set_num_threads(2)
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(layer(x), y) else 1)
+print(two, one, more, os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not torch.backends.openmp.is_available() or not os.path.isdir("/proc/self/task"), reason="needs PyTorch with OpenMP, and /proc")
+def test_runs_on_the_threads_of_pytorch():
+    def run(**variables):
+        env = {key: value for key, value in os.environ.items() if key != "NIBBLE_NUM_THREADS"} | variables
+        done = subprocess.run([sys.executable, "-c", THREADS], env=env, check=True, capture_output=True, text=True, timeout=100)
+        return list(map(int, done.stdout.split()))
+
+    assert run() == [2, 1, 0, 0]  # as many as PyTorch, no others; and a child process does not wait for threads that it has not
+    assert run(NIBBLE_NUM_THREADS="3")[:2] == [3, 3]

@@ -2,13 +2,14 @@
 """Greedy generation by a decoder whose linear layers are nibble's, fused, against the same model in fp16: tokens per second, logits, and
 where a GPU's time goes.
 
-usage: bench/generate.py [--model llama-3-8b] [--schemes u4b8g128,s8r_s8c] [--head u8b128g128] [--batch 1,16] [--prompt 128,2048] [--tokens 128] [--dtype float16]
-                         [--unfused] [--compile] [--profile] [--no-logits] [--device cuda] [--json FILE]
+usage: bench/generate.py [--model llama-3-8b] [--schemes u4b8g128,s8r_s8c] [--head u8b128g128] [--batch 1,16] [--prompt 128,2048] [--tokens 128] [--layers 8]
+                         [--dtype float16] [--rounds 5] [--unfused] [--compile] [--profile] [--no-logits] [--device cuda] [--json FILE [--add]]
 
 The model is made from its configuration with random weights: speed does not depend on them. Its blocks are copies of one, in memory of their
 own, so that one is quantized. A quantized model is compared with itself as float matrices (QuantLinear.dequantize), so that the difference
-of logits is the kernels', and that of activations that are quantized. On a GPU decoding one token is a CUDA graph. --unfused measures models
-before nibble.torch.fuse(), too. --compile gives all models to torch.compile before the graph is captured. --profile adds the shares of the
+of logits is the kernels', and that of activations that are quantized. Times are medians of the rounds, each a prefill and its tokens. On a GPU decoding one token is a CUDA graph. --unfused measures models
+before nibble.torch.fuse(), too. --add leaves the float model out and adds to the results in FILE, so that a shared machine is needed for
+one model at a time. --compile gives all models to torch.compile before the graph is captured. --profile adds the shares of the
 GPU's time, by kind of kernel and by kernel. Needs PyTorch and transformers, and the nibble package.
 """
 
@@ -42,9 +43,10 @@ SCHEMES = "u4b8g128,s8r_s8c,e4m3r_e4m3c,s8r_u4b8g128"
 KINDS = {"nibble": "nibble", "attention": "flash|fmha|attention|softmax|sdpa", "cuBLAS": "gemm|gemv|nvjet|cutlass|xmma|splitk", "others": ""}
 
 
-def make(name, device, dtype):
-    """The model with the first of its blocks alone."""
-    (configuration, cls), hidden, intermediate, layers, heads, kv_heads, head_dim, vocabulary = MODELS[name]
+def make(name, device, dtype, layers=None):
+    """The model with the first of its blocks alone. layers: of the whole model, fewer than it has."""
+    (configuration, cls), hidden, intermediate, all_layers, heads, kv_heads, head_dim, vocabulary = MODELS[name]
+    layers = layers or all_layers
     config = configuration(
         hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
         head_dim=head_dim, vocab_size=vocabulary, tie_word_embeddings=False, max_position_embeddings=1 << 15)
@@ -136,7 +138,9 @@ class Decoder:
         self.graph.replay() if self.graph is not None else self.step()
 
     def generate(self, prompt, tokens):
-        """The tokens [B, tokens], and the seconds they took after the prefill."""
+        """The tokens [B, tokens]; the seconds of the prefill, and those that they took after it."""
+        wait(self.device)
+        begin = time.perf_counter()
         self.prefill(prompt)
         out = [self.ids.clone()]
         wait(self.device)
@@ -145,7 +149,7 @@ class Decoder:
             self.advance()
             out.append(self.ids.clone())
         wait(self.device)
-        return torch.cat(out, 1), time.perf_counter() - start
+        return torch.cat(out, 1), start - begin, time.perf_counter() - start
 
 
 def wait(device):
@@ -159,19 +163,12 @@ def prompt_of(model, batch, length):
 
 
 def measure(model, batch, length, args):
-    """Tokens per second while decoding, the median of three; the prefill's milliseconds, of five; with --profile their kernels."""
+    """Tokens per second while decoding, and the prefill's milliseconds; with --profile their kernels."""
     prompt = prompt_of(model, batch, length)
     decoder = Decoder(model, batch, length + args.tokens + 4, args.compile)
     decoder.capture(prompt)
-    seconds = statistics.median(decoder.generate(prompt, args.tokens)[1] for _ in range(3))
-    prefills = []
-    for _ in range(5):
-        wait(model.device)
-        start = time.perf_counter()
-        decoder.prefill(prompt)
-        wait(model.device)
-        prefills.append(time.perf_counter() - start)
-    result = {"tokens_per_second": batch * (args.tokens - 1) / seconds, "prefill_ms": statistics.median(prefills) * 1e3}
+    _, prefills, seconds = zip(*(decoder.generate(prompt, args.tokens) for _ in range(args.rounds)))
+    result = {"tokens_per_second": batch * (args.tokens - 1) / statistics.median(seconds), "prefill_ms": statistics.median(prefills) * 1e3}
     if args.profile:
         steps = min(8, args.tokens)
         result["decode_profile"] = profile(lambda: [decoder.advance() for _ in range(steps)], steps)
@@ -226,30 +223,48 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--model", choices=MODELS, default="llama-3-8b" if on_gpu else "llama-3.2-1b")
-    parser.add_argument("--schemes", default=SCHEMES, help="of the quantized linear layers, separated by commas")
-    parser.add_argument("--head", metavar="SCHEME", help="quantizes lm_head, too, which is left in floats otherwise: u8b128g128")
+    parser.add_argument("--schemes", default=SCHEMES, help="of the quantized linear layers, separated by commas; none: the float model alone")
+    parser.add_argument("--head", metavar="SCHEME", help="of lm_head, which is left in floats otherwise: u8b128g128; same: that of the layers")
     parser.add_argument("--batch", default="1,16", help="numbers of sequences")
     parser.add_argument("--prompt", default="128", help="their lengths before the first new token")
     parser.add_argument("--tokens", type=int, default=128, help="new ones of each sequence")
+    parser.add_argument("--layers", type=int, help="blocks of the model, where memory does not hold all of them; the result says so")
     parser.add_argument("--dtype", choices=["float16", "bfloat16", "float32"], help="float16 on a GPU, else float32")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--unfused", action="store_true", help="quantized models before they are fused, too")
     parser.add_argument("--compile", action="store_true", help="with torch.compile; takes a C compiler")
     parser.add_argument("--profile", action="store_true", help="shares of the GPU's time")
     parser.add_argument("--no-logits", action="store_true", help="without the comparison of logits, which takes the float model long on a CPU")
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--json", help="where the results go, too")
+    parser.add_argument("--add", action="store_true", help="to those of --json, without the float model")
     args = parser.parse_args()
     device = torch.device(args.device)
     if args.profile and device.type != "cuda":
         parser.error("--profile is of a GPU's kernels")
+    if args.add and not args.json:
+        parser.error("--add adds to the results in --json FILE")
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: a median takes one")
     if args.tokens < 2:
         parser.error(f"--tokens {args.tokens}: a rate takes two")
+    if args.layers is not None and not 1 <= args.layers <= MODELS[args.model][3]:
+        parser.error(f"--layers {args.layers}: {args.model} has {MODELS[args.model][3]}")
     dtype = getattr(torch, args.dtype or ("float16" if device.type == "cuda" else "float32"))
     batches, lengths = ([int(x) for x in text.split(",")] for text in (args.batch, args.prompt))
     result = {
-        "kind": "generation", "model": args.model, "prompt": lengths[0] if len(lengths) == 1 else lengths, "tokens": args.tokens,
-        "torch": torch.__version__, "nibble": nibble.__version__, "compiled": args.compile,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{nibble.doctor()['cpu']}, {torch.get_num_threads()} threads", "dtype": str(dtype)[6:], "runs": []}
+        "kind": "generation", "model": args.model, "layers": args.layers or MODELS[args.model][3], "all_layers": MODELS[args.model][3],
+        "prompt": lengths[0] if len(lengths) == 1 else lengths, "tokens": args.tokens, "torch": torch.__version__, "nibble": nibble.__version__,
+        "compiled": args.compile, "dtype": str(dtype)[6:], "runs": [],
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{nibble.doctor()['cpu']}, {torch.get_num_threads()} threads"}
+    if args.add:
+        with open(args.json) as there:
+            before = json.load(there)
+        for key, value in result.items():
+            if key not in ("prompt", "runs") and before.get(key) != value:
+                raise SystemExit(f"--add: {key} is {value!r}, and {before.get(key)!r} in {args.json}")
+        known = before["prompt"] if isinstance(before["prompt"], list) else [before["prompt"]]
+        result = {**before, "prompt": sorted({*known, *lengths})}
 
     def report(what, model):
         for batch in batches:
@@ -271,13 +286,13 @@ def main():
                 out.write("\n")
 
     with torch.inference_mode():
-        model = make(args.model, device, dtype)
-        report(result["dtype"], grow(copy.deepcopy(model)))
-        for scheme in args.schemes.split(","):
+        model = make(args.model, device, dtype, args.layers)
+        if not args.add:
+            report(result["dtype"], grow(copy.deepcopy(model)))
+        for scheme in filter(None, args.schemes.split(",")):
             quantized = copy.deepcopy(model)
-            nibble.torch.convert(quantized, scheme)
-            if args.head:
-                nibble.torch.convert(quantized, args.head, skip=lambda name: name != "lm_head")
+            head = scheme if args.head == "same" else args.head
+            nibble.torch.convert(quantized, scheme, head=head)
             matrices = None if args.no_logits else as_matrices(model, quantized)
             if args.unfused:
                 report(f"{scheme} unfused", grow(copy.deepcopy(quantized)))
@@ -291,7 +306,7 @@ def main():
                 result["runs"].append({"weights": scheme, **difference})
                 print(f"{scheme:>22}  logits {difference['logits_relative_l2']:.2e} from those of the same numbers as {result['dtype']} matrices; "
                       f"the same token at {100 * difference['same_argmax']:.1f} % of positions", flush=True)
-            report(f"{scheme}, head {args.head}" if args.head else scheme, quantized)
+            report(f"{scheme}, head {head}" if head else scheme, quantized)
             del quantized
 
 

@@ -517,8 +517,9 @@ def generation(data):
 
     body = [[f"`{weights}`"] + [cell(weights, *column) for column in columns] + [differences.get(weights, "")]
             for weights in dict.fromkeys(weights for weights, _, _ in runs)]
+    part = "" if data.get("layers") == data.get("all_layers") else f", {data['layers']} of its {data['all_layers']} blocks,"
     heads = [f"batch {batch}" + (f", prompt {prompt}" if len(prompts) > 1 else "") for batch, prompt in columns]
-    return (table(["weights"] + heads + ["logits"], body) + f"\n{data['model']} with random weights, {data['device']}, PyTorch "
+    return (table(["weights"] + heads + ["logits"], body) + f"\n{data['model']}{part} with random weights, {data['device']}, PyTorch "
             f"{data['torch']}; {data['tokens']} tokens after a prompt of {' or '.join(map(str, prompts))}{'' if 'threads' in data['device'] else ', a CUDA graph per token'}. Tokens per second · over {data['dtype']} · "
             "prefill. Logits: relative L2 distance from those of the same numbers as matrices · positions with the same next token.\n")
 

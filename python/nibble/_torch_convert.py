@@ -158,6 +158,29 @@ def _convert_experts(
     converted.append(name)
 
 
+def _convert_head(model: nn.Module, scheme: str, options: Mapping[str, Any]) -> str:
+    """Quantizes the output head; its name."""
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    names = (name for name, module in model.named_modules() if (module is output if output is not None else name.endswith("lm_head")))
+    name = next(names, None)
+    if name is None:
+        raise NotFound(f"head={scheme!r}, but {type(model).__name__} has none: neither get_output_embeddings() nor a layer lm_head")
+    layer = model.get_submodule(name)
+    act_scheme, weight_scheme = nt._parts(scheme)
+    weight = nt._float_weight(layer)
+    why = f"it is {type(layer).__name__}" if weight is None else _why_not(layer, weight, weight_scheme, act_scheme, False)
+    if weight is not None and weight.is_meta:
+        why = "its weights are on the meta device; load them first"
+    if why:
+        raise InvalidArgument(f"head={scheme!r}, but {name} is no layer to quantize: {why}")
+    model.set_submodule(name, nt.QuantLinear.from_float(layer, scheme, **options))
+    config = getattr(model, "config", None)
+    if any(p is weight for p in model.parameters()) and config is not None:  # loaders would tie them again
+        for each in {id(c): c for c in (config, getattr(config, "get_text_config", lambda: config)())}.values():
+            each.tie_word_embeddings = False
+    return name
+
+
 def convert(
     model: nn.Module,
     scheme: str = "u4b8g128",
@@ -168,6 +191,7 @@ def convert(
     conv: bool = False,
     accumulation: str = "fast",
     fuse: bool = False,
+    head: str | None = None,
 ) -> Converted:
     """Replaces the linear layers of `model` by QuantLinear, with `conv` also every nn.Conv2d by QuantConv2d; in place; returns names.
 
@@ -180,7 +204,9 @@ def convert(
     "mlp.gate", "layers.0". By default heads and embeddings. A rule that takes no layer is warned of.
     config: model.config's quantization_config unless given. device: where to run; by default where the layer is. accumulation: as
     nibble.pack has it. fuse: joins the layers of decoder blocks then, as fuse() does, whose answer is the result's `fused`.
-    Raises what reading or quantizing a layer does, with its name; the layers before it are converted then.
+    head: the scheme of the output head, model.get_output_embeddings() or `lm_head`, which skip leaves by default: "u8b128g128". A head that
+    was tied to the embedding has numbers of its own then.
+    Raises NotFound for a head that there is not, InvalidArgument for one that is quantized already, and what reading or quantizing a layer does, with its name; the layers before it are converted then.
     """
     if _has_weights(model):
         raise InvalidArgument(f"the model is itself a {type(model).__name__}, which cannot be replaced in place; see QuantLinear.from_float")
@@ -194,7 +220,10 @@ def convert(
     for parent in model.modules():
         for child, module in parent.named_children():
             places.setdefault(id(module), []).append((parent, child))
+    options = {"accumulation": accumulation} if device is None else {"accumulation": accumulation, "device": device}
     converted = Converted()
+    if head is not None:
+        converted.append(_convert_head(model, head, options))
     for name, module in list(model.named_modules()):
         if _torch_experts.are_experts(module):
             _convert_experts(module, name, scheme, places, skipped, converted)
@@ -213,7 +242,6 @@ def convert(
                 converted.left[name] = why
                 continue
         own = next(itertools.chain(module.parameters(), module.buffers()))
-        options = {"accumulation": accumulation} if device is None else {"accumulation": accumulation, "device": device}
         layer: nn.Module
         try:
             if own.is_meta:

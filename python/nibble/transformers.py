@@ -45,18 +45,20 @@ class NibbleConfig(QuantizationConfigMixin):
     """Quantizes float layers while they are loaded.
 
     scheme: as nibble.torch.convert has it: "u4b8g128", "u4zg128", "s8r_s8c", ... skip: names, whole or in part, or one regular expression;
-    by default heads and embeddings. The model's own head is skipped in any case, since it may be new. accumulation: as nibble.pack has it.
-    fuse: joins the layers of decoder blocks, as nibble.torch.fuse(model) does with any model that has been loaded.
+    by default heads and embeddings. The model's own head is skipped in any case, since it may be new. head: its scheme, if it is to be
+    quantized, too: "u8b128g128". accumulation: as nibble.pack has it. fuse: joins the layers of decoder blocks, as nibble.torch.fuse(model)
+    does with any model that has been loaded.
     Raises InvalidArgument for a scheme or an expression that is none.
     """
 
     def __init__(
         self, scheme: str = "u4b8g128", *, skip: str | Sequence[str] = nt._SKIP, accumulation: str = "fast", fuse: bool = False,
-        quant_method: str = "nibble",
+        head: str | None = None, quant_method: str = "nibble",
     ) -> None:  # fmt: skip
-        nt._parts(scheme)  # refuses activations that are none
+        for each in (scheme,) if head is None else (scheme, head):
+            nt._parts(each)  # refuses activations that are none
         nt._Skip(skip)
-        self.quant_method, self.scheme, self.accumulation, self.fuse = quant_method, scheme, accumulation, fuse
+        self.quant_method, self.scheme, self.accumulation, self.fuse, self.head = quant_method, scheme, accumulation, fuse, head
         self.skip: Any = skip if isinstance(skip, str) else list(skip)
 
 
@@ -199,7 +201,7 @@ class NibbleQuantizer(HfQuantizer):
             del self._checkpoint
         if self._float:
             config = self.quantization_config
-            nt.convert(model, config.scheme, skip=self._skip, accumulation=config.accumulation, fuse=config.fuse)
+            nt.convert(model, config.scheme, skip=self._skip, accumulation=config.accumulation, fuse=config.fuse, head=config.head)
 
     def _experts(self, own: str, unread: _UnreadExperts, modules: Mapping[str, nibble.Module], device: torch.device) -> nt.QuantExperts:
         """The experts of a layer, read and packed one by one."""

@@ -604,6 +604,20 @@ def test_the_convolution_operator(conv, memory_format):
     assert distance(ours.grad, theirs.grad) < 1e-5
 
 
+def test_converts_the_head_by_a_scheme_of_its_own():
+    model = Mlp()
+    with pytest.warns(UserWarning, match="odd"):
+        converted = nt.convert(model, "u4b8g64", head="u8b128g64")
+    assert converted == ["lm_head", "up", "down"] and "lm_head" not in converted.left
+    assert model.lm_head.weight.scheme == "u8b128g64" and model.up.weight.scheme == "u4b8g64"
+    with pytest.raises(nibble.InvalidArgument, match="lm_head is no layer to quantize: it is QuantLinear"):
+        nt.convert(model, "u4b8g64", head="u8b128g64")
+    with pytest.raises(nibble.NotFound, match="Sequential has none"):
+        nt.convert(nn.Sequential(nn.Linear(64, 64)), "u4b8g64", head="u8b128g64")
+    with pytest.raises(nibble.InvalidArgument, match="its groups do not divide K=256"):
+        nt.convert(Mlp(), "u4b8g64", head="u8b128g96")
+
+
 THREADS = """
 import os
 import torch

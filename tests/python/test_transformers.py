@@ -174,6 +174,21 @@ def test_what_is_skipped_stays_float(floats):
             ours.NibbleConfig(**wrong)
 
 
+def test_a_quantized_head(floats, ids, tmp_path):
+    """Of a model whose head was tied to the embedding, which stays as it is."""
+    model = load(floats, quantization_config=ours.NibbleConfig("u4zg128", head="u8b128g128"))
+    assert model.lm_head.weight.scheme == "u8b128g128" and len(quantized_layers(model)) == 15
+    assert not model.config.tie_word_embeddings and torch.equal(model.model.embed_tokens.weight, load(floats).model.embed_tokens.weight)
+    assert 0 < distance(logits(model, ids), logits(load(floats, quantization_config=ours.NibbleConfig("u4zg128")), ids)) < 0.01
+    with torch.no_grad():
+        assert model.generate(ids, max_new_tokens=3).shape == (2, 14)
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert again.lm_head.weight.unpack() == model.lm_head.weight.unpack() and np.array_equal(logits(again, ids), logits(model, ids))
+    with pytest.raises(nibble.InvalidArgument):
+        ours.NibbleConfig("u4zg128", head="q9_u4")
+
+
 def test_other_heads(floats, ids, tmp_path):
     """Of a checkpoint with another head, or none; a new head is not quantized."""
     nibble.quantize_checkpoint(floats, tmp_path / "awq", "u4zg64", format="awq")

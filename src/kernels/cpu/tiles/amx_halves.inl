@@ -17,8 +17,8 @@
 constexpr int kTile = 2 * kTileRows;        // tokens of a prepared tile
 constexpr int kStepPairs = kTileBytes / 4;  // of one product; a row of the panel is one of both tiles of channels
 constexpr int kTogether = 2;                // row blocks
-/// Row blocks that a part of the activations is multiplied by, and the bytes of such a part: with the sums, 256 KiB, less than half of an
-/// L2 of 2 MiB.
+/// Row blocks that a part of the activations is multiplied by, and the bytes of such a part: with the sums, 512 KiB, a little more than half
+/// of an L2 of 2 MiB.
 constexpr std::int64_t kGroupBlocks = 16, kPartBytes = 640 << 10;
 
 inline std::int64_t steps_of(std::int64_t octets) { return (4 * octets + kStepPairs - 1) / kStepPairs; }

@@ -1,8 +1,9 @@
 // Included once per instruction set by bf16_tile.cpp. See bf16_tile.hpp for the algorithm.
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512BF16 || NIBBLE_ISA == NIBBLE_ISA_AMX || NIBBLE_ISA == NIBBLE_ISA_NEONBF16
 
-// A multiple of a tile. Their sums, 16 KiB (AArch64: 8), and a panel of 8 (4) share L1.
-constexpr int kTokens = NIBBLE_ISA == NIBBLE_ISA_NEONBF16 ? 120 : 128;
+// A multiple of a tile. Their sums, 16 KiB (AArch64: 8), and a panel of 8 (4) share L1. AMX, whose sums are in L2, multiplies so fast that
+// decoding shows: 256 tokens share a panel.
+constexpr int kTokens = NIBBLE_ISA == NIBBLE_ISA_NEONBF16 ? 120 : NIBBLE_ISA == NIBBLE_ISA_AMX ? 256 : 128;
 constexpr int kSegment = kMaxFixedSegment;
 
 #include "kernels/cpu/tiles/float_codes.inl"

@@ -57,7 +57,7 @@ def _share_threads() -> None:
         return
     try:
         library = ctypes.CDLL(torch._C.__file__)  # names are looked for in what it is linked with, too
-        parallel, max_threads = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in ("GOMP_parallel", "omp_get_max_threads"))
+        parallel, max_threads = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in ("GOMP_parallel", "omp_get_max_threads"))
     except (OSError, AttributeError):  # another kind of OpenMP
         return
     torch.get_num_threads()  # PyTorch sets the number with its first operator

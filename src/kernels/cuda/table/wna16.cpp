@@ -133,9 +133,10 @@ Status accepts_tensor_core(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_one_weight(self, p));
   const bool gemm = self.variant.starts_with("gemm") || self.variant == kOfExperts;
   NIBBLE_RETURN_IF_ERROR(accepts_slots(p, gemm || p.scheme.codes == DType::e4m3 ? 32 : 16));
-  const int needed = sm80_least_shared(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).record_bytes());
-  const bool decodes = self.isa == Isa::sm80 && p.experts == 0;  // of the GEMM two stages fit into the 99 KiB of every GPU
-  if (const std::int64_t most = gpu_of(p).shared_bytes_per_block; decodes && needed > most)
+  if (self.isa != Isa::sm80) return {};
+  const int record = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).record_bytes();
+  const int needed = gemm ? gemm_sm80_least_shared(p.experts == 0 ? 0 : self.expert_rows, record) : sm80_least_shared(record);
+  if (const std::int64_t most = gpu_of(p).shared_bytes_per_block; needed > most)
     return error(StatusCode::unsupported, "needs {} bytes of shared memory, this GPU has {}", needed, most);
   return {};
 }

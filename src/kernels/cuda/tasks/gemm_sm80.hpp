@@ -36,6 +36,18 @@ constexpr std::int64_t gemm_sm80_tiles(const GemmSm80Shape& shape, std::int64_t 
   return (n + shape.rows - 1) / shape.rows * ((m + shape.tokens - 1) / shape.tokens);
 }
 
+/// Bytes of a stage: activations of 128 channels, then a record for each 64 rows; rounded up to a multiple of the swizzle's period.
+constexpr int gemm_sm80_stage_bytes(int tokens, int tiles, int record_bytes) {
+  return (tokens * 256 + tiles * record_bytes + 127) / 128 * 128;
+}
+/// The shared memory that a CTA needs at least, which is two stages: of the smallest shape, or of the one for tiles of `expert_rows` rows of
+/// experts, unless that is 0.
+constexpr int gemm_sm80_least_shared(int expert_rows, int record_bytes) {
+  constexpr GemmSm80Shape kMany = kGemmSm80Shapes[1], kLeast = kGemmSm80Shapes[3];
+  const int tiles = (expert_rows == kMany.tokens ? kMany : kLeast).rows / 64;
+  return 2 * gemm_sm80_stage_bytes(expert_rows == 0 ? kLeast.tokens : expert_rows, tiles, record_bytes);
+}
+
 /// The memory in which their sums meet, whatever the shape.
 constexpr std::size_t gemm_sm80_bytes(std::int64_t m, std::int64_t n, int ranks) {
   const std::int64_t tokens = std::min<std::int64_t>(m, split_k_tokens(n, ranks));

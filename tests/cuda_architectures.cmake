@@ -9,8 +9,7 @@ function(expect wanted offered expected)
   endif()
 endfunction()
 
-set(mma 80-real 90-real 100-real 120-real)
-set(any 75-real 80-real 90-real 100-real 120-real)
+set(mma 75-real 80-real 90-real 100-real 120-real)
 set(wgmma 90a-real)
 foreach(everything "" all all-major "80;all")
   expect("${everything}" "${mma}" "${mma}")
@@ -18,15 +17,14 @@ foreach(everything "" all all-major "80;all")
 endforeach()
 foreach(hopper 90 90a 90-real 90a-real "90;90a")  # all mean what an H100 runs
   expect("${hopper}" "${mma}" 90-real)
-  expect("${hopper}" "${any}" 90-real)
   expect("${hopper}" "${wgmma}" 90a-real)
 endforeach()
-expect("80;90a" "${any}" "80-real;90-real")
-expect(86 "${any}" 80-real)  # machine code runs on later minor versions
+expect("80;90a" "${mma}" "80-real;90-real")
+expect(86 "${mma}" 80-real)  # machine code runs on later minor versions
 expect("86;89" "${mma}" 80-real)
 expect(103 "${mma}" 100-real)
-expect(75 "${any}" 75-real)
-expect(75 "${mma}" 80-real)  # nothing runs there: the family is compiled all the same, and refuses
+expect(75 "${mma}" 75-real)
+expect(70 "${mma}" 75-real)  # nothing runs there: the family is compiled all the same, and refuses
 expect(80 "${wgmma}" 90a-real)
 
 foreach(wrong sm_90 9.0 hopper)  # each in a process of its own: the error is fatal

@@ -106,9 +106,25 @@ bool needs_prepare(ActForm form, const Problem& p) {
   }
 }
 
+namespace {
+
+/// Tensor cores multiply bf16 from compute capability 8.0 on, those of 7.5 f16 and int8 only.
+Status runs_on(const GpuInfo& gpu, const Kernel& self) {
+  NIBBLE_RETURN_IF_ERROR(runs_on(gpu, self.isa));
+  if (self.isa != Isa::sm80 || self.act != "bf16" || gpu.compute_capability >= 80) return {};
+  return error(StatusCode::unsupported,
+               "multiplies bf16, for which this {} of compute capability {}.{} has no tensor cores: pass f16", gpu.name,
+               gpu.compute_capability / 10, gpu.compute_capability % 10);
+}
+
+}  // namespace
+
 Status runs_there(const Kernel& self, const Problem& problem) {
-  if (self.backend == Backend::cuda) return problem.gpu != nullptr ? runs_on(*problem.gpu, self.isa) : runs_here(self.isa);
-  return problem.cpu ? runs_on(*problem.cpu, self.isa) : runs_here(self.isa);
+  if (self.backend != Backend::cuda) return problem.cpu ? runs_on(*problem.cpu, self.isa) : runs_here(self.isa);
+  if (problem.gpu != nullptr) return runs_on(*problem.gpu, self);
+  NIBBLE_RETURN_IF_ERROR(runs_here(self.isa));
+  NIBBLE_ASSIGN_OR_RETURN(const GpuInfo gpu, this_gpu());
+  return runs_on(gpu, self);
 }
 
 Status accepts_common(const Kernel& self, const Problem& problem) {

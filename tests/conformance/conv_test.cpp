@@ -20,7 +20,7 @@ namespace {
 class OfConv : public ::testing::TestWithParam<const Kernel*> {
  protected:
   void SetUp() override {
-    if (const Status here = runs_here(GetParam()->isa); !here.ok()) GTEST_SKIP() << here.message();
+    if (const Status here = runs_there(*GetParam(), {}); !here.ok()) GTEST_SKIP() << here.message();
   }
 };
 
@@ -310,7 +310,7 @@ TEST_P(ConvInvariance, DoesNotDependOnThreadsLayoutOrBatch) {
 
 /// For exact products of int8, whose order does not matter; except the reference, which computes in double.
 bool multiplies_int8(const Kernel& kernel) {
-  if (!runs_here(kernel.isa).ok()) return true;  // cannot be asked here: the test is skipped, with the reason
+  if (!runs_there(kernel, {}).ok()) return true;  // cannot be asked here: the test is skipped, with the reason
   if (kernel.act == "any") return false;
   ConvSpec spec{.geometry = {.in_channels = 128, .out_channels = 64, .height = 9, .width = 9, .filter = {3, 3}},
                 .act_scheme = {DType::s8, GroupShape::tensor()}};

@@ -49,7 +49,7 @@ TEST_F(Gpu, TellsWhatItIs) {
   const auto gpu = this_gpu();
   ASSERT_TRUE(gpu.ok()) << gpu.status().message();
   EXPECT_FALSE(gpu->name.empty());
-  EXPECT_GE(gpu->compute_capability, gpu->has(Isa::sm80) ? 80 : 75);
+  EXPECT_GE(gpu->compute_capability, 75);
   EXPECT_GT(gpu->sms, 0);
   EXPECT_GT(gpu->memory_bytes, std::int64_t{1} << 30);
   EXPECT_GT(gpu->l2_bytes, 1 << 20);

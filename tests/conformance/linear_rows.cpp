@@ -103,7 +103,7 @@ std::vector<const Kernel*> kernels_of(Op op, bool (*which)(const Kernel&)) {
 
 std::vector<const Kernel*> linear_kernels_taking(bool (*something)(const Kernel&)) {
   auto list = kernels_of(Op::linear);
-  std::erase_if(list, [&](const Kernel* kernel) { return runs_here(kernel->isa).ok() && !something(*kernel); });
+  std::erase_if(list, [&](const Kernel* kernel) { return runs_there(*kernel, {}).ok() && !something(*kernel); });
   return list;
 }
 

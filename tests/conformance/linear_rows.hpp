@@ -49,7 +49,7 @@ void expect_verified(const QuantTensor& q, const VerifySpec& spec, std::string_v
 class OfKernel : public ::testing::TestWithParam<const Kernel*> {
  protected:
   void SetUp() override {
-    if (const Status here = runs_here(GetParam()->isa); !here.ok()) GTEST_SKIP() << here.message();
+    if (const Status here = runs_there(*GetParam(), {}); !here.ok()) GTEST_SKIP() << here.message();
   }
 };
 class LinearConformance : public OfKernel {};

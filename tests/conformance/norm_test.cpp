@@ -46,7 +46,7 @@ struct Case {
 class NormConformance : public ::testing::TestWithParam<const Kernel*> {
  protected:
   void SetUp() override {
-    if (const Status here = runs_here(GetParam()->isa); !here.ok()) GTEST_SKIP() << here.message();
+    if (const Status here = runs_there(*GetParam(), {}); !here.ok()) GTEST_SKIP() << here.message();
   }
   static Backend backend() { return GetParam()->backend; }
 };

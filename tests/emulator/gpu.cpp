@@ -3,6 +3,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -540,6 +541,14 @@ Shape cta() { return now->dimensions.cta; }
 
 void run(Shape grid, Shape shape, const std::function<void()>& kernel, int cluster, int shared_bytes) {
   Launch({grid, shape, cluster, shared_bytes}, kernel).run();
+}
+
+int asked_capability() {
+  static const int capability = [] {
+    const char* const asked = std::getenv("NIBBLE_EMULATED_GPU");
+    return asked == nullptr ? 0 : std::atoi(asked);
+  }();
+  return capability;
 }
 
 void use_shared_memory(std::uint8_t* bytes) { memory = bytes; }

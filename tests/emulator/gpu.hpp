@@ -25,6 +25,11 @@ namespace nibble::emulator {
 constexpr int kMultiprocessors = 3;
 /// Shared memory of a CTA: about half of a GPU's, so that short layers wrap around their rings of stages.
 constexpr int kSharedBytes = 126 * 1024;
+/// The compute capability, 75 or 80, that NIBBLE_EMULATED_GPU in the environment asks for; 0: it asks for none, and kernels of all are tested.
+int asked_capability();
+/// Of 7.5: copies are done at once, products are made of parts (mma_parts.cuh), and a CTA has less shared memory.
+inline bool is_turing() { return asked_capability() == 75; }
+inline int most_shared_bytes() { return is_turing() ? 64 * 1024 : kSharedBytes; }
 constexpr int kWarp = 32;
 
 /// Determines the order of threads, and when copies land, in the launches that follow. Copies land as late as possible if it is a multiple

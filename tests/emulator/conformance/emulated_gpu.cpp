@@ -1,6 +1,6 @@
 // cuda.hpp and launch.hpp on the emulated GPU, in the place of no_cuda.cpp: device memory is the host's, a launch runs to its end before it
-// returns, and of compute capability 7.5 only the kernels of every GPU run. With NIBBLE_EMULATED_GPU=80 in the environment it is of 8.0, and
-// sm_80's kernels for experts and for convolutions run, too. Plans, packing, workspaces and the functions of kernel rows are the library's own.
+// returns, and only the kernels of every GPU run. With NIBBLE_EMULATED_GPU=80 or 75 in the environment it is of compute capability 8.0 or 7.5,
+// and sm_80's kernels for codes, for experts and for convolutions run, too. Plans, packing, workspaces and the functions of kernel rows are the library's own.
 #include <cstdlib>
 #include <cstring>
 
@@ -16,10 +16,6 @@ const bool kGpuRowsAreBuilt = true;
 namespace {
 
 Status not_emulated() { return {StatusCode::unsupported, "not on the emulated GPU"}; }
-bool is_ampere() {
-  const char* const asked = std::getenv("NIBBLE_EMULATED_GPU");
-  return asked != nullptr && std::strcmp(asked, "80") == 0;
-}
 Status status_of(int code) {
   if (code == 0) return {};
   return error(StatusCode::internal, "a launch on the emulated GPU returns {}", code);
@@ -28,14 +24,15 @@ Status status_of(int code) {
 }  // namespace
 
 Result<GpuInfo> this_gpu() {
+  const bool has_tensor_cores = emulator::asked_capability() != 0;
   return GpuInfo{.name = "emulated",
-                 .compute_capability = is_ampere() ? 80 : 75,
+                 .compute_capability = has_tensor_cores ? emulator::asked_capability() : 75,
                  .sms = emulator::kMultiprocessors,
-                 .shared_bytes_per_block = emulator::kSharedBytes,
+                 .shared_bytes_per_block = emulator::most_shared_bytes(),
                  .l2_bytes = 1 << 20,
                  .memory_bytes = std::int64_t{1} << 34,
                  .read_gbytes_per_s = 100,
-                 .isas = 1U << static_cast<int>(Isa::simt) | (is_ampere() ? 1U << static_cast<int>(Isa::sm80) : 0U)};
+                 .isas = 1U << static_cast<int>(Isa::simt) | (has_tensor_cores ? 1U << static_cast<int>(Isa::sm80) : 0U)};
 }
 
 Result<DeviceMemory> DeviceMemory::allocate(std::size_t bytes) {

@@ -50,8 +50,8 @@ struct cudaLaunchConfig_t {
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   *value = which == cudaDevAttrMultiProcessorCount      ? nibble::emulator::kMultiprocessors
-           : which == cudaDevAttrComputeCapabilityMajor ? 9
-                                                        : nibble::emulator::kSharedBytes;
+           : which == cudaDevAttrComputeCapabilityMajor ? (nibble::emulator::is_turing() ? 7 : 9)
+                                                        : nibble::emulator::most_shared_bytes();
   return cudaSuccess;
 }
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
@@ -71,7 +71,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   int cluster = 1;
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) cluster = static_cast<int>(config->attrs[i].val.clusterDim.x);
-  if (config->dynamicSmemBytes > nibble::emulator::kSharedBytes) return cudaErrorInvalidConfiguration;
+  if (config->dynamicSmemBytes > static_cast<std::size_t>(nibble::emulator::most_shared_bytes()))
+    return cudaErrorInvalidConfiguration;
   const auto shape = [](const dim3& d) { return nibble::emulator::Shape{static_cast<int>(d.x), static_cast<int>(d.y)}; };
   nibble::emulator::run(
       shape(config->gridDim), shape(config->blockDim), [&] { kernel(args...); }, cluster,

@@ -105,6 +105,38 @@ TEST(Explain, ForADescribedGpu) {
   EXPECT_EQ(described_gpu("a100").status().code(), StatusCode::not_found);
 }
 
+/// Compute capability 7.5 has sm_80's kernels of f16 and int8, as far as its 64 KiB of shared memory hold their stages, and none of bf16.
+TEST(Explain, TuringMultipliesF16AndInt8InTensorCores) {
+  GpuInfo turing = *described_gpu("h100");
+  turing.name = "Tesla T4";
+  turing.compute_capability = 75;
+  turing.sms = 40;
+  turing.shared_bytes_per_block = 64 << 10;
+  turing.isas = 1U << static_cast<int>(Isa::simt) | 1U << static_cast<int>(Isa::sm80);
+  const auto explained = [&](const std::string& text, DType a_dtype) {
+    const Scheme scheme = *Scheme::parse(text);
+    WeightDesc desc{.scheme = scheme.weight, .n = 4096, .k = 4096};
+    if (scheme.weight.zero == ZeroKind::integer) desc.zero_type = DType::u8;
+    return *explain(desc, {.a_dtype = a_dtype, .m_max = 256, .act_scheme = scheme.act}, turing);
+  };
+  const auto refusal = [](const Explanation& of, std::string_view kernel) {
+    for (const Explanation::Candidate& one : of.buckets.back().candidates)
+      if (one.kernel == kernel) return one.accepted ? std::string("accepted") : one.refusal;
+    return std::string("none");
+  };
+  for (const char* const text : {"u4b8g128", "u4zg32", "u8b128g32", "s8g128", "e4m3c", "e2m1g32"})
+    EXPECT_EQ(refusal(explained(text, DType::f16), "linear_any_f16_any__cuda_sm80_gemm"), "accepted") << text;
+  EXPECT_THAT(std::string(explained("u4b8g128", DType::f16).buckets.back().steps.back()), HasSubstr("__cuda_sm80_gemm"));
+  for (const char* const text : {"s8r_s8c", "e4m3r_e4m3c", "s8g128_u4zg128", "s8r_u4b8c"})
+    EXPECT_THAT(std::string(explained(text, DType::f16).buckets.back().steps.back()), HasSubstr("__cuda_sm80_")) << text;
+  EXPECT_EQ(refusal(explained("u4b8g128", DType::f16), "linear_any_f16_any__cuda_sm80_m16n64k128"),
+            "needs 71712 bytes of shared memory, this GPU has 65536");
+  const Explanation bf16 = explained("u4b8g128", DType::bf16);
+  EXPECT_EQ(refusal(bf16, "linear_any_bf16_any__cuda_sm80_gemm"),
+            "multiplies bf16, for which this Tesla T4 of compute capability 7.5 has no tensor cores: pass f16");
+  EXPECT_THAT(std::string(bf16.buckets.back().steps.back()), HasSubstr("__cuda_simt_"));
+}
+
 /// Weights of 4 bits are packed as bytes for kernels that sum over all of K, and two to a byte for all others.
 TEST(Explain, FourBitsPerChannelAreBytesForIntegerSums) {
   const GpuInfo h100 = *described_gpu("h100");

@@ -1,5 +1,8 @@
 // Instructions that CUDA C++ does not expose, one thin function each. Those that libcu++ has lack cache hints and cost seconds of compile
 // time per file.
+//
+// Compute capability 7.5 has neither asynchronous copies nor arithmetic of bf16. There a copy is done when the call returns, which is one of the
+// moments at which an asynchronous copy may be done, and numbers are rounded to bf16 in integers.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +10,14 @@
 #include "kernels/cuda/tasks/patches.hpp"
 
 namespace nibble::cuda::ptx {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr bool kIsTuring = true;
+#else
+constexpr bool kIsTuring = false;
+#endif
+/// Whether asynchronous copies are done at once: compute capability 7.5.
+constexpr bool copies_at_once() { return kIsTuring; }
 
 __device__ inline std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
 
@@ -34,6 +45,14 @@ __device__ inline float max_magnitude(float a, float b) {
 
 // ---- two 16-bit floats in a register, rounded once; sm_80 has no addition of bf16
 
+namespace detail {
+/// The upper half of the word: x to the nearest bf16, ties to even; the NaN that instructions give.
+__device__ inline std::uint32_t rounded_to_bf16(float x) {
+  const std::uint32_t bits = __float_as_uint(x);
+  return x != x ? 0x7fff0000u : bits + 0x7fff + (bits >> 16 & 1);
+}
+}  // namespace detail
+
 __device__ inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t d;
   asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -49,19 +68,28 @@ __device__ inline std::uint32_t fma_f16x2(std::uint32_t a, std::uint32_t b, std:
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
+/// From 8.0 on: 7.5 has no products of bf16, for which a kernel would need it.
 __device__ inline std::uint32_t fma_bf16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-  std::uint32_t d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  std::uint32_t d = 0;
+  if constexpr (!kIsTuring) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
 __device__ inline std::uint32_t to_f16x2(float low, float high) {
   std::uint32_t d;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  if constexpr (kIsTuring)
+    asm("{\n.reg .f16 l, h;\ncvt.rn.f16.f32 l, %1;\ncvt.rn.f16.f32 h, %2;\nmov.b32 %0, {l, h};\n}"
+        : "=r"(d)
+        : "f"(low), "f"(high));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   return d;
 }
 __device__ inline std::uint32_t to_bf16x2(float low, float high) {
   std::uint32_t d;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  if constexpr (kIsTuring)
+    d = __byte_perm(detail::rounded_to_bf16(low), detail::rounded_to_bf16(high), 0x7632);
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   return d;
 }
 
@@ -154,6 +182,43 @@ __device__ inline void store16_if(bool wanted, void* to, uint4 v) {
                : "memory");
 }
 
+// ---- shared memory
+
+__device__ inline uint4 load_shared16(std::uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
+}
+__device__ inline uint2 load_shared8(std::uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+__device__ inline std::uint32_t load_shared4(std::uint32_t address) {
+  std::uint32_t v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+__device__ inline std::uint32_t load_shared2(std::uint32_t address) {
+  std::uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
+  return v;
+}
+__device__ inline void store_shared1(std::uint32_t address, std::uint32_t low_byte) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(low_byte) : "memory");
+}
+__device__ inline void store_shared2(std::uint32_t address, std::uint32_t low_half) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<std::uint16_t>(low_half)) : "memory");
+}
+__device__ inline void store_shared4(std::uint32_t address, std::uint32_t v) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+__device__ inline void store_shared8(std::uint32_t address, uint2 v) {
+  asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ inline void store_shared16(std::uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
 // ---- copies
 
 /// Weights are read once: they must not push activations out of L2.
@@ -198,64 +263,58 @@ __device__ inline void load_patches(std::uint32_t to, const void* map, const Pat
       "h"(static_cast<std::uint16_t>(box.down)), "l"(policy)
       : "memory");
 }
+/// async_copy16 of compute capability 7.5: a part of the 16 bytes is read in pieces, no byte past the last.
+__device__ inline void copy16_at_once(std::uint32_t to, const void* from, int bytes) {
+  uint4 v{};
+  asm volatile("{.reg .pred whole; setp.eq.s32 whole, %5, 16; @whole ld.global.cg.v4.b32 {%0,%1,%2,%3}, [%4];}"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(from), "r"(bytes));
+  store_shared16(to, v);
+  const auto* const at = static_cast<const std::uint8_t*>(from);
+  if ((bytes & 8) != 0) store_shared8(to, __ldcg(reinterpret_cast<const uint2*>(at)));
+  if ((bytes & 4) != 0) store_shared4(to + (bytes & 8), __ldcg(reinterpret_cast<const std::uint32_t*>(at + (bytes & 8))));
+  if ((bytes & 2) != 0) store_shared2(to + (bytes & 12), __ldcg(reinterpret_cast<const std::uint16_t*>(at + (bytes & 12))));
+  if ((bytes & 1) != 0) store_shared1(to + (bytes & 14), __ldcg(at + (bytes & 14)));
+}
 /// 16 bytes from global to shared memory; the first `bytes` of them are read, the others become zero.
 __device__ inline void async_copy16(std::uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  if constexpr (kIsTuring)
+    copy16_at_once(to, from, bytes);
+  else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 __device__ inline void async_copy16(std::uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  if constexpr (kIsTuring)
+    copy16_at_once(to, from, 16);
+  else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 /// Four bytes from global to shared memory.
 __device__ inline void async_copy4(std::uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+  if constexpr (kIsTuring)
+    store_shared4(to, __ldcg(static_cast<const std::uint32_t*>(from)));
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 /// Arrives at a barrier once the asynchronous copies that this thread has issued are complete; it is one of the arrivals that the barrier
 /// expects.
 __device__ inline void barrier_arrive_after_copies(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-__device__ inline void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void async_copy_commit() {
+  if constexpr (!kIsTuring) asm volatile("cp.async.commit_group;" ::: "memory");
+}
 template <int kPending>
 __device__ inline void async_copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  if constexpr (!kIsTuring) asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 /// Waits for all copies of the thread, committed or not.
-__device__ inline void async_copy_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ inline void async_copy_wait_all() {
+  if constexpr (!kIsTuring) asm volatile("cp.async.wait_all;" ::: "memory");
+}
 
-// ---- shared memory
+// ---- matrices in shared memory
 
-__device__ inline uint4 load_shared16(std::uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
-  return v;
-}
-__device__ inline uint2 load_shared8(std::uint32_t address) {
-  uint2 v;
-  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
-  return v;
-}
-__device__ inline std::uint32_t load_shared4(std::uint32_t address) {
-  std::uint32_t v;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address));
-  return v;
-}
-__device__ inline std::uint32_t load_shared2(std::uint32_t address) {
-  std::uint16_t v;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
-  return v;
-}
-__device__ inline void store_shared2(std::uint32_t address, std::uint32_t low_half) {
-  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<std::uint16_t>(low_half)) : "memory");
-}
-__device__ inline void store_shared4(std::uint32_t address, std::uint32_t v) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
-}
-__device__ inline void store_shared8(std::uint32_t address, uint2 v) {
-  asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
-}
-__device__ inline void store_shared16(std::uint32_t address, uint4 v) {
-  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 /// Four 8×8 matrices of 16-bit elements; lane l gives the address of row l mod 8 of matrix l div 8.
 __device__ inline void load_matrices(std::uint32_t (&m)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -284,6 +343,19 @@ __device__ inline void store_four_matrices(std::uint32_t address, std::uint32_t 
                                            std::uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
+}
+
+// ---- matrix products of compute capability 7.5 and later; registers as in mma_parts.cuh
+
+/// D[16,8] += A[16,8] · B[8,8] of f16.
+__device__ inline void mma_m16n8k8(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
+/// D[8,8] += A[8,16] · B[16,8] of s8.
+__device__ inline void mma_m8n8k16(std::int32_t& d0, std::int32_t& d1, std::uint32_t a, std::uint32_t b) {
+  asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};" : "+r"(d0), "+r"(d1) : "r"(a), "r"(b));
 }
 
 // ---- clusters

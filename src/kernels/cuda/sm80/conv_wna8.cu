@@ -55,7 +55,9 @@ cudaError_t conv_wna8_sm80(const ConvTask& task, cudaStream_t stream) {
   const ConstantsPath path = code_constants_path(p.format, task.fold);
   const Kernel kernel = geo.bits == 4 ? kernel_for<4>(path) : kernel_for<8>(path);
   const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
-  const int smem = std::max(kStages * p.stage_bytes + kMany * kCornerBytes, kMany * kSumPitch * 4);
+  int stages = 0;
+  if (const cudaError_t e = ring_stages_of_device(kStages, stages)) return e;
+  const int smem = std::max(stages * p.stage_bytes + kMany * kCornerBytes, kMany * kSumPitch * 4);
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   if (const cudaError_t e = kernel->allow_all_shared()) return e;
   return launch_dependent(kernel->kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(kThreads), smem, stream, p);

@@ -57,6 +57,7 @@ __device__ inline void wait_for_oldest(int stages) {
 
 template <Known kKnown, int kTiles, class Act, Codes kCodes>
 __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_constant__ Params p) {
+  if constexpr (ptx::kIsTuring) return;  // two stages of 4-bit records do not fit into the 64 KiB of compute capability 7.5
   extern __shared__ __align__(128) std::uint8_t shared[];
   const std::uint32_t base = ptx::shared_address(shared);
   const int warp = threadIdx.x / 32;

@@ -51,6 +51,7 @@
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/patch_corners.cuh"
 #include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/ring_stages.cuh"
 #include "kernels/cuda/device/shared_memory.hpp"
 #include "kernels/cuda/device/split_k.cuh"
 #include "kernels/cuda/tasks/gemm.hpp"
@@ -109,11 +110,6 @@ struct Shape {
   static constexpr int kSumBytes = kTokens * kSumPitch * 4;
   static constexpr int kCtas = kFragments == 1 ? 2 : 1;  // that share an SM, as registers allow
 };
-
-/// Bytes of a stage: activations, then records; rounded up to a multiple of the swizzle's period.
-constexpr int stage_bytes(int tokens, int tiles, int record_bytes) {
-  return (tokens * kXPitch + tiles * record_bytes + 127) / 128 * 128;
-}
 
 /// Waits for all copy groups but the latest `pending`.
 __device__ inline void wait_for_all_but(int pending) {
@@ -306,6 +302,7 @@ __device__ __forceinline__ void multiply(float (&sums)[S::kTokenTiles][4], const
 /// kPatches: tokens are output pixels of a convolution. kExperts: rows of A have weights of their experts.
 template <class S, class Act, Codes kCodes, bool kUsual, bool kPatches, bool kExperts>
 __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __grid_constant__ Params p) {
+  if constexpr (!kHasProducts<Act>) return;
   extern __shared__ __align__(128) std::uint8_t shared[];
   constexpr int kBits = gpu_tile::bits(kCodes);
   const std::uint32_t base = ptx::shared_address(shared);
@@ -521,6 +518,8 @@ int stages_in(int bytes, int stage) {
   return stages < kMinStages ? 0 : stages;
 }
 
+int stage_bytes_of(const Params& p, const Variant& v) { return gemm_sm80_stage_bytes(v.tokens, v.tiles, p.format.bytes); }
+
 /// Bytes of the table of a convolution, which follows the ring.
 int table_bytes(const Params& p, const Variant& v) { return p.patches.channels == 0 ? 0 : v.tokens * kCornerBytes; }
 
@@ -547,8 +546,9 @@ Params params(const DeviceWeight& weight, const epilogue::Element& epilogue, int
 
 /// Chooses the fastest shape and the longest ring that fits, and launches. With p.split.ranks sums meet in the memory before scratch_end.
 cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, cudaStream_t stream, void* scratch_end = nullptr) {
-  int device = 0, most = 0, sms = 0;
+  int device = 0, most = 0, sms = 0, most_stages = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
+  if (const cudaError_t e = ring_stages_of_device(kMaxStages, most_stages)) return e;
   if (const cudaError_t e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return e;
   const Variant* best = nullptr;
   double best_us = 0;
@@ -557,7 +557,7 @@ cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, cuda
   for (const Variant& v : variants) {
     if (p.patches.groups > 1 && p.patches.group_outputs % (v.tiles * gpu_tile::kRows) != 0)
       continue;  // a CTA's rows are of one group
-    if (stages_in(most - table_bytes(p, v), stage_bytes(v.tokens, v.tiles, p.format.bytes)) == 0) continue;
+    if (v.sum_bytes > most || stages_in(most - table_bytes(p, v), stage_bytes_of(p, v)) == 0) continue;
     const std::int64_t ctas = std::int64_t{(p.tiles + v.tiles - 1) / v.tiles} * token_blocks(p, v) * ranks;
     const double us = gemm_sm80_us(v.shape, ctas, records, ranks, sms);
     if (best == nullptr || us < best_us) best = &v, best_us = us, best_ctas = ctas;
@@ -566,7 +566,7 @@ cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, cuda
   p.row_blocks = (p.tiles + best->tiles - 1) / best->tiles;
   p.token_blocks = static_cast<int>(token_blocks(p, *best));
   p.split = split_k(scratch_end, ranks, best_ctas / ranks, best->shape.rows, best->tokens);
-  p.stage_bytes = stage_bytes(best->tokens, best->tiles, p.format.bytes);
+  p.stage_bytes = stage_bytes_of(p, *best);
   const int table = table_bytes(p, *best);
   p.stages = stages_in(most - table, p.stage_bytes);
   if (best->ctas == 2 && best_ctas > sms) {
@@ -574,6 +574,7 @@ cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, cuda
     const int stages = stages_in((most + kReserved) / 2 - kReserved - table, p.stage_bytes);
     if (stages > kMinStages) p.stages = stages;
   }
+  p.stages = std::min(p.stages, most_stages);
   const int smem = std::max(p.stages * p.stage_bytes + table, best->sum_bytes);
   const bool bf16 = act == DType::bf16, eight = gpu_tile::bits(p.format.codes) == 8;
   const Kernel kernel =

@@ -16,8 +16,10 @@ cudaError_t launch(const W8A8Task& task, cudaStream_t stream) {
   p.vector_codes = in_code_vectors(task.acts);
   const std::int64_t ctas = (task.weight.geometry.n + S::kRows - 1) / S::kRows * p.token_blocks;
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
+  int smem = 0;
+  if (const cudaError_t e = shared_of_device<S>(smem)) return e;
   if (const cudaError_t e = kernel.allow_all_shared()) return e;
-  return launch_dependent(kernel.kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(S::kThreads), S::kSmem, stream, p);
+  return launch_dependent(kernel.kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(S::kThreads), smem, stream, p);
 }
 template <class S>
 cudaError_t launch(const W8A8Task& task, cudaStream_t stream) {

@@ -26,6 +26,7 @@
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/patch_corners.cuh"
+#include "kernels/cuda/device/ring_stages.cuh"
 #include "kernels/cuda/device/shared_memory.hpp"
 #include "kernels/cuda/device/split_k.cuh"
 #include "kernels/cuda/steps/w8a8_scales.cuh"
@@ -52,10 +53,22 @@ struct Shape {
   static constexpr int kTiles = kTokens / kWarpsM_ / kTileTokens;
   static constexpr int kWeightBytes = kRows * kChannels, kStageBytes = kWeightBytes + kTokens * kChannels;
   static constexpr int kSumPitch = kRows + 4;  // ≡ 4 mod 32: a warp's 8 rows × 4 token pairs lie in 32 different banks
-  static constexpr int kSmem = std::max(kStages * kStageBytes, kTokens* kSumPitch * 4);
+  /// Shared memory of a ring of so many stages, or of the sums, which take its place.
+  static constexpr int smem(int stages) { return std::max(stages * kStageBytes, kTokens * kSumPitch * 4); }
+  /// The same of the architecture that a kernel is compiled for: a constant, as kRingStages is.
+  static inline const int kSmem =
+      std::max((ptx::copies_at_once() ? kStagesOfCopiesAtOnce : kStages) * kStageBytes, kTokens* kSumPitch * 4);
   static_assert(kTiles % 2 == 0 && kFragments > 0 && kRows % 32 == 0);
 };
-/// Few tokens need many CTAs and bytes in flight, many tokens reuse of operands. All shapes fit into 99 KiB.
+/// Shared memory of a CTA of the shape on the current device.
+template <class S>
+cudaError_t shared_of_device(int& bytes) {
+  int stages = 0;
+  if (const cudaError_t e = ring_stages_of_device(S::kStages, stages)) return e;
+  return bytes = S::smem(stages), cudaSuccess;
+}
+/// Few tokens need many CTAs and bytes in flight, many tokens reuse of operands. All shapes fit into 99 KiB, all but the last into the 64 KiB of
+/// compute capability 7.5.
 using Few = Shape<32, 16, 2, 1, 8>;
 using Some = Shape<64, 64, 2, 2, 4>;
 using Many = Shape<128, 128, 4, 2, 3>;
@@ -285,11 +298,11 @@ struct Gemm {
   __device__ void multiply_and_store() const {
     const int first = kSplits ? run.first : 0, records = kSplits ? run.count : p.task.weight.geometry.records();
 #pragma unroll 1
-    for (int s = 0; s < S::kStages - 1 && s < records; ++s) request_weights(first + s, s);
+    for (int s = 0; s < kRingStages<S::kStages> - 1 && s < records; ++s) request_weights(first + s, s);
     Activations activations(p, base, group, first_token, end_token);
     wait_for_predecessor();
 #pragma unroll 1
-    for (int s = 0; s < S::kStages - 1; ++s) {
+    for (int s = 0; s < kRingStages<S::kStages> - 1; ++s) {
       if (s < records) activations.request(first + s, s);
       ptx::async_copy_commit();
     }
@@ -299,7 +312,7 @@ struct Gemm {
 #pragma unroll 1
     for (int record = 0; record < records; ++record) {
       wait_for_stage<S::kStages - 2>();  // and all threads have read the previous stage, which is filled next
-      const int ahead = record + S::kStages - 1, free_stage = stage == 0 ? S::kStages - 1 : stage - 1;
+      const int ahead = record + kRingStages<S::kStages> - 1, free_stage = stage == 0 ? kRingStages<S::kStages> - 1 : stage - 1;
       if (ahead < records) {
         request_weights(first + ahead, free_stage);
         activations.request(first + ahead, free_stage);
@@ -312,7 +325,7 @@ struct Gemm {
       } else {
         multiply(sums, stage);
       }
-      stage = stage + 1 == S::kStages ? 0 : stage + 1;
+      stage = stage + 1 == kRingStages<S::kStages> ? 0 : stage + 1;
     }
 
     wait_for_stage<0>();  // the sums take the place of the ring

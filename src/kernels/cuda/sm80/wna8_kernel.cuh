@@ -26,6 +26,7 @@
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/patch_corners.cuh"
 #include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/ring_stages.cuh"
 #include "kernels/cuda/device/shared_memory.hpp"
 #include "kernels/cuda/device/split_k.cuh"
 #include "kernels/cuda/tasks/wna8.hpp"
@@ -162,7 +163,7 @@ struct Gemm {
   int warp, lane;
 
   // Records count from the first of the run.
-  __device__ std::uint32_t stage(int record) const { return base + record % kStages * p.stage_bytes; }
+  __device__ std::uint32_t stage(int record) const { return base + record % kRingStages<kStages> * p.stage_bytes; }
   /// The first token of a stage's terms.
   __device__ int first_term() const { return kExperts ? first_token & ~1 : first_token; }
 
@@ -319,7 +320,7 @@ struct Gemm {
 
   __device__ void multiply_and_store() const {
     if constexpr (kPatches) {
-      PatchCopier<kTokens, kBoxes> copier(p, base + kStages * p.stage_bytes, tile * gpu_tile::kRows, first_token);
+      PatchCopier<kTokens, kBoxes> copier(p, base + kRingStages<kStages> * p.stage_bytes, tile * gpu_tile::kRows, first_token);
       multiply_and_store([&](int record) {
         if (record < run.count) copier.request(stage(record));
       });
@@ -331,10 +332,10 @@ struct Gemm {
   template <class Request>
   __device__ __forceinline__ void multiply_and_store(Request request) const {
 #pragma unroll 1
-    for (int r = 0; r < kStages - 1; ++r) request_weights(r);  // weights do not depend on the previous kernel
+    for (int r = 0; r < kRingStages<kStages> - 1; ++r) request_weights(r);  // weights do not depend on the previous kernel
     wait_for_predecessor();
 #pragma unroll 1
-    for (int r = 0; r < kStages - 1; ++r) {
+    for (int r = 0; r < kRingStages<kStages> - 1; ++r) {
       request(r);
       ptx::async_copy_commit();  // the first of these groups has the weights of both
     }
@@ -343,8 +344,8 @@ struct Gemm {
     for (int record = 0; record < run.count; ++record) {
       ptx::async_copy_wait<kStages - 2>();
       __syncthreads();  // all copies are complete, and all threads have read the previous stage, which is filled next
-      request_weights(record + kStages - 1);
-      request(record + kStages - 1);
+      request_weights(record + kRingStages<kStages> - 1);
+      request(record + kRingStages<kStages> - 1);
       ptx::async_copy_commit();
       if constexpr (kFold < kStepChannels)
         add_record_of_halves(acc, record);
@@ -451,7 +452,9 @@ inline cudaError_t launch(Kernel kernel, const Wna8Task& task, int tokens, int t
   p.stage_bytes = stage_bytes(tokens, task.experts.tiles != nullptr, token_terms, p.format.bytes);
   const std::int64_t tiles = std::int64_t{geo.tiles()} * p.token_blocks, ctas = tiles * ranks;
   p.split = split_k(task.scratch_end, ranks, tiles, gpu_tile::kRows, tokens);
-  const int smem = std::max(kStages * p.stage_bytes, tokens * kSumPitch * 4);
+  int stages = 0;
+  if (const cudaError_t e = ring_stages_of_device(kStages, stages)) return e;
+  const int smem = std::max(stages * p.stage_bytes, tokens * kSumPitch * 4);
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   if (const cudaError_t e = kernel->allow_all_shared()) return e;
   return launch_dependent(kernel->kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(kThreads), smem, stream, p);

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "emulator/gpu.hpp"
+#include "kernels/cuda/device/mma_parts.cuh"
 #include "nibble/types.hpp"
 
 namespace nibble::cuda {
@@ -47,9 +48,13 @@ inline std::array<std::array<std::uint8_t, 32>, 2> operand_columns(std::uint32_t
   return columns;
 }
 
+template <class Act>
+constexpr bool kHasProducts = true;
+
 /// Sums as f32 in the order of K, which hardware does not guarantee.
 template <class Act>
 void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  if (std::is_same_v<Act, __half> && emulator::is_turing()) return mma_f16_of_parts(d, a, b0, b1);
   const auto rows = operand_rows(a), columns = operand_columns(b0, b1);
   const auto number = [](const std::array<std::uint8_t, 32>& bytes, std::size_t k) {
     return value_of<Act>(static_cast<std::uint16_t>(bytes[2 * k + 1] << 8 | bytes[2 * k]));
@@ -58,6 +63,7 @@ void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint
     for (std::size_t k = 0; k < 16; ++k) d[i] = std::fma(number(rows[i / 2], k), number(columns[i % 2], k), d[i]);
 }
 inline void mma_s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  if (emulator::is_turing()) return mma_s8_of_parts(d, a, b0, b1);
   const auto rows = operand_rows(a), columns = operand_columns(b0, b1);
   for (std::size_t i = 0; i < 4; ++i)
     for (std::size_t k = 0; k < 32; ++k)
@@ -65,6 +71,7 @@ inline void mma_s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint3
 }
 
 inline void mma_s8_half(std::int32_t (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+  if (emulator::is_turing()) return mma_s8_half_of_parts(d, a0, a1, b);
   mma_s8(d, {a0, a1, 0, 0}, b, 0);
 }
 

@@ -15,6 +15,9 @@ namespace nibble::cuda::ptx {
 
 using namespace emulator;
 
+constexpr bool kIsTuring = false;  // what kernels are compiled for; which GPU it is, is known when they run
+inline bool copies_at_once() { return emulator::is_turing(); }
+
 inline std::uint32_t shared_address(const void* p) { return emulator::shared_address(p); }
 
 template <std::uint32_t kTable>
@@ -148,15 +151,22 @@ inline void load_patches(std::uint32_t to, const CUtensorMap* map, const PatchBo
     }
   });
 }
+template <class Copy>
+void issue_copy(Copy copy) {
+  if (copies_at_once())
+    copy();
+  else
+    issue(Engine::copies, copy);
+}
 inline void async_copy16(std::uint32_t to, const void* from, int bytes) {
-  issue(Engine::copies, [=] {
+  issue_copy([=] {
     std::memset(shared_at(to, 16), 0, 16);
     std::memcpy(shared_at(to), from, static_cast<std::size_t>(bytes));
   });
 }
 inline void async_copy16(std::uint32_t to, const void* from) { async_copy16(to, from, 16); }
 inline void async_copy4(std::uint32_t to, const void* from) {
-  issue(Engine::copies, [=] { std::memcpy(shared_at(to, 4), from, 4); });
+  issue_copy([=] { std::memcpy(shared_at(to, 4), from, 4); });
 }
 inline void async_copy_commit() { commit(Engine::copies); }
 template <int kPending>
@@ -218,6 +228,31 @@ void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
 }
 inline void store_four_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
   store_some_matrices<false, 4>(address, {a, b, c, d});
+}
+
+// ---- matrix products of compute capability 7.5, done at once
+
+/// A lane 4g + t has two numbers, or four codes, of row g of A and, in a1, of row g + 8; of column g of B; sums of columns 2t and 2t + 1.
+inline void mma_m16n8k8(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+  const auto rows = all_lanes(std::uint64_t{a1} << 32 | a0), columns = all_lanes(b);
+  const auto lane = static_cast<std::size_t>(thread() % 32), g = lane / 4, t = lane % 4;
+  const auto number = [](std::uint64_t pair, std::size_t i) {
+    return half_of_pair(static_cast<std::uint32_t>(pair), static_cast<int>(i), f16{});
+  };
+  for (std::size_t i = 0; i < 4; ++i)
+    for (std::size_t k = 0; k < 8; ++k)
+      d[i] =
+          std::fma(number(rows[4 * g + k / 2] >> 32 * (i / 2), k % 2), number(columns[4 * (2 * t + i % 2) + k / 2], k % 2), d[i]);
+}
+inline void mma_m8n8k16(std::int32_t& d0, std::int32_t& d1, std::uint32_t a, std::uint32_t b) {
+  const auto rows = all_lanes(a), columns = all_lanes(b);
+  const auto lane = static_cast<std::size_t>(thread() % 32), g = lane / 4, t = lane % 4;
+  const auto code = [](std::uint64_t word, std::size_t i) { return static_cast<std::int8_t>(word >> 8 * i); };
+  for (std::size_t k = 0; k < 16; ++k) {
+    const std::int8_t row = code(rows[4 * g + k / 4], k % 4);
+    d0 += row * code(columns[4 * (2 * t) + k / 4], k % 4);
+    d1 += row * code(columns[4 * (2 * t + 1) + k / 4], k % 4);
+  }
 }
 
 // ---- clusters: the upper byte of an address is a rank

@@ -148,6 +148,7 @@ Place gpu_of(int capability, int sms, std::initializer_list<Isa> levels, std::st
   gpu.name = fmt::format("GPU of compute capability {}.{}", capability / 10, capability % 10);
   gpu.compute_capability = capability;
   gpu.sms = sms;
+  if (capability < 80) gpu.shared_bytes_per_block = 64 << 10, gpu.read_gbytes_per_s = 290;  // a T4's
   gpu.isas = 0;
   for (const Isa level : levels) gpu.isas |= 1U << static_cast<int>(level);
   return {.name = fmt::format("sm_{}", capability), .about = std::move(about), .gpu = gpu};
@@ -167,7 +168,7 @@ std::vector<Place> places() {
     if (std::ranges::find(rows, level, &KernelInfo::isa) != rows.end())
       all.push_back({.name = std::string(name(level)), .about = about, .gpu = {}, .cpu = level});
   all.push_back(gpu_of(70, 80, {}, "Volta"));
-  all.push_back(gpu_of(75, 40, {Isa::simt}, "Turing"));
+  all.push_back(gpu_of(75, 40, {Isa::simt, Isa::sm80}, "Turing"));
   all.push_back(gpu_of(80, 108, {Isa::simt, Isa::sm80}, "Ampere, also 8.6, Ada (8.9) and Blackwell (10.x, 12.x)"));
   all.push_back(gpu_of(90, 132, {Isa::simt, Isa::sm80, Isa::sm90}, "Hopper"));
   return all;

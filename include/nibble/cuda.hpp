@@ -130,7 +130,7 @@ struct CheckpointTensors {
 };
 
 /// Enqueues W → `out`: f16, bf16 or f32, [N,K] or (transposed) [K,N], dense, device memory. Bit-identical to QuantTensor::value
-/// rounded once to out.dtype. No packing, no synchronisation; allocates no device memory. Needs compute capability 8.0 or later, as
+/// rounded once to out.dtype. No packing, no synchronisation; allocates no device memory. Needs compute capability 7.5 or later, as
 /// Isa::sm80 does.
 /// Errors: invalid_argument with the values, unsupported without such a GPU.
 Status dequantize(const CheckpointTensors& weight, const TensorView& out, bool transposed, Stream stream = {});

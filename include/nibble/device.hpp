@@ -23,8 +23,8 @@ std::string_view name(Backend backend);
 ///             │        └─ avx512 ── avx512vnni ── avx512bf16 ── amx    on AArch64 that includes NEON
 ///             └─ dotprod ── i8mm ── neonbf16        amx: int8 and bf16 tiles, where the system lets the process use them
 ///
-///   simt ── sm80 ── sm90       simt: every GPU this build has code for; sm80: tensor cores with asynchronous copies, compute
-///                              capability 8.x, 9.0, 10.x and 12.x; sm90: 9.0 exactly, whose code runs on nothing else
+///   simt ── sm80 ── sm90       simt: every GPU this build has code for; sm80: matrix instructions of warps, compute
+///                              capability 7.5 (no bf16), 8.x, 9.0, 10.x and 12.x; sm90: 9.0, whose code runs on nothing else
 enum class Isa : std::uint8_t {
   baseline,
   avx2,

@@ -987,7 +987,7 @@ typedef struct nib_checkpoint_tensors {
 } nib_checkpoint_tensors;
 
 /* Enqueues W → out, dense f16, bf16 or f32 [N,K], or [K,N] when `transposed` is not 0; no packing, no allocation. For the GPU, of compute
- * capability 8.0 or later; on the CPU nib_read_module and nib_plan_dequantize give the same bits. Errors: invalid_argument with the
+ * capability 7.5 or later; on the CPU nib_read_module and nib_plan_dequantize give the same bits. Errors: invalid_argument with the
  * values, unsupported without such a GPU. */
 NIB_API nib_status nib_dequantize_checkpoint_tensors(const nib_checkpoint_tensors* tensors, const nib_view* out,
                                                      int32_t transposed, void* stream);

@@ -55,10 +55,12 @@ TEST(SupportMatrix, SaysWhatThePlannerSays) {
   };
   EXPECT_EQ(cell("linear", "f16", "u4b8g128", "sm_90"), "fast");
   EXPECT_EQ(cell("linear", "f32", "u4b8g128", "sm_90"), "fast");
-  EXPECT_EQ(cell("linear", "f32", "u4b8g128", "sm_75"), "generic");
+  EXPECT_EQ(cell("linear", "f16", "u4b8g128", "sm_75"), "fast");
+  EXPECT_EQ(cell("linear", "bf16", "u4b8g128", "sm_75"), "generic");
+  EXPECT_EQ(cell("linear", "f32", "u4b8g128", "sm_75"), "fast");
   EXPECT_EQ(cell("linear", "f32", "u4b8g8", "baseline"), "fast");
   EXPECT_THAT(cell("linear", "f16", "u4b8g128", "sm_70"), HasSubstr("nothing this build has code for"));
-  EXPECT_EQ(cell("linear", "f16→s8g128", "u4zg128", "sm_75"), "generic");
+  EXPECT_EQ(cell("linear", "f16→s8g128", "u4zg128", "sm_75"), "fast");
   EXPECT_EQ(cell("linear", "f16→s8g128", "u4zg128", "sm_80"), "fast");
   EXPECT_THAT(cell("linear", "f16→s8g128", "u4b8g96", "baseline"), HasSubstr("do not line up"));
   EXPECT_EQ(cell("linear", "f16→s8r", "e5m2c", "baseline"), "reference");

@@ -40,7 +40,8 @@ double bytes_of(const Problem& p, double weight_bytes, std::int64_t activations,
 /// The time of two activities that overlap: the longer of the two, and some of the shorter one, for they also wait for each other.
 double overlapped_us(double a, double b, double order) { return std::pow(std::pow(a, order) + std::pow(b, order), 1 / order); }
 
-constexpr double kSmGbytesPerS = 91;  // of an H100 and an H200, from L2 to an SM
+// Of an H100 and an H200, from L2: to all SMs; to one, however idle the others are.
+constexpr double kL2GbytesPerS = 12000, kSmGbytesPerS = 120;
 
 }  // namespace
 
@@ -96,10 +97,11 @@ WgmmaFeatures wgmma_features(WgmmaFamily family, const Tile& tile, const PassSha
     f.passes = up(all, std::floor(sms * share));
     f.steps = f.passes * up(up(records, tile.split), shape.depth);
   }
-  const double tokens = static_cast<double>(rows_of(p)) / token_tiles;
-  f.l2_us = 1e-3 / kSmGbytesPerS * f.steps *
-            (f.blocks * static_cast<double>(weight_bytes) / (row_blocks * records) +
-             shape.depth * tokens * gpu_tile::kChannels * act_bits / 8);
+  const double all_bytes = bytes_of(p, token_tiles * static_cast<double>(weight_bytes), rows_of(p) * p.k, row_tiles * act_bits);
+  const double tokens = static_cast<double>(rows_of(p)) / token_tiles;  // of a tile
+  const double step_bytes = f.blocks * static_cast<double>(weight_bytes) / (row_blocks * records) +
+                            shape.depth * tokens * gpu_tile::kChannels * act_bits / 8;
+  f.l2_us = 1e-3 * std::max(all_bytes / kL2GbytesPerS, f.steps * step_bytes / kSmGbytesPerS);
   return f;
 }
 

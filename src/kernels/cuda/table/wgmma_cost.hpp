@@ -45,7 +45,7 @@ struct PassShape {
 struct WgmmaFeatures {
   WgmmaFamily family;
   Tile tile;
-  double memory_us, l2_us;  // reading and writing in memory; what the busiest SM reads from the L2 cache
+  double memory_us, l2_us;  // reading and writing in memory; what the L2 cache delivers, to all SMs or the busiest
   double passes, steps;     // of the busiest CTA: passes; steps, which are a record of each of a pass's row blocks
   double blocks;            // that share the tensor cores during a step: row blocks of a pass, times its depth
   double parts;             // with stream-K, the partial sums of the pass that a CTA finishes, its own included

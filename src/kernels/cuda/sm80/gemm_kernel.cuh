@@ -302,7 +302,9 @@ __device__ __forceinline__ void multiply(float (&sums)[S::kTokenTiles][4], const
 /// kPatches: tokens are output pixels of a convolution. kExperts: rows of A have weights of their experts.
 template <class S, class Act, Codes kCodes, bool kUsual, bool kPatches, bool kExperts>
 __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __grid_constant__ Params p) {
-  if constexpr (!kHasProducts<Act>) return;
+  // Compute capability 7.5 has 64 KiB of shared memory, where the sums of the largest tile do not fit: no launch takes it.
+  constexpr bool kFits = !ptx::kIsTuring || S::kSumBytes <= 64 * 1024;
+  if constexpr (!kHasProducts<Act> || !kFits) return;
   extern __shared__ __align__(128) std::uint8_t shared[];
   constexpr int kBits = gpu_tile::bits(kCodes);
   const std::uint32_t base = ptx::shared_address(shared);

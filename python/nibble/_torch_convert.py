@@ -206,7 +206,8 @@ def convert(
     nibble.pack has it. fuse: joins the layers of decoder blocks then, as fuse() does, whose answer is the result's `fused`.
     head: the scheme of the output head, model.get_output_embeddings() or `lm_head`, which skip leaves by default: "u8b128g128". A head that
     was tied to the embedding has numbers of its own then.
-    Raises NotFound for a head that there is not, InvalidArgument for one that is quantized already, and what reading or quantizing a layer does, with its name; the layers before it are converted then.
+    Raises NotFound for a head that there is not, InvalidArgument for one that is quantized already, and what reading or quantizing a layer
+    does, with its name; the layers before it are converted then.
     """
     if _has_weights(model):
         raise InvalidArgument(f"the model is itself a {type(model).__name__}, which cannot be replaced in place; see QuantLinear.from_float")

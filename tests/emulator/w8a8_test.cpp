@@ -138,6 +138,7 @@ constexpr Case kCases[] = {
     {Codes::groups, 60, 72, 1024, 64, 1, 1, 1, DType::f32, kResidual | kChannelScales},
     {Codes::groups, 60, 192, 1024, 64, 1, 1, 4},
     {Codes::groups, 40, 136, 1152, 64, 2, 1, 2, DType::f16},
+    {Codes::groups, 40, 72, 1152, 64, 1, 1, 8},  // four CTAs share K
     {Codes::groups, 60, 72, 1024, 64, 2, 1, 4, DType::f32, kResidual | kChannelScales},
     {Codes::groups, 2100, 136, 256, 128, 2, 1, 1},
     {Codes::groups, 300, 296, 912, 256, 2, 1, 1, DType::bf16, kBias},

@@ -50,8 +50,9 @@ cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, W
   W8A8Config config = wanted;
   const int most_blocks = form.token_rows ? kTokenRowBlocks : w8a8_groups(config.tokens, form) / config.depth;
   config.blocks = std::min(config.blocks, most_blocks);
-  const int units = config.blocks * config.tokens / 8;  // of 64 rows × 8 tokens: a CTA that shares K owns one at least
-  config.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min({config.split, geo.records(), units}))));
+  // A CTA that shares K owns a unit of 64 rows × 8 tokens at least or, where tokens are the 64-row operand, a warp's tokens.
+  const int shares = form.token_rows ? 4 : config.blocks * config.tokens / 8;
+  config.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min({config.split, geo.records(), shares}))));
   const int ctas = multiprocessors(device), cluster = std::max(1, config.split);
   const bool experts = p.experts.tiles != nullptr;  // whose tiles begin at any row
   p.token_scales = token_scales(p.acts, experts ? 0 : config.tokens);

@@ -15,7 +15,7 @@
 //
 //                        few tokens                                     many tokens
 //   bound by             memory                                         tensor cores, and the epilogue
-//   K is shared by       `depth` warpgroups, `split` CTAs of a cluster  not shared
+//   K is shared by       `depth` warpgroups, `split` CTAs of a cluster  `split` CTAs, where groups have scales
 #pragma once
 
 #include "kernels/cuda/sm90/gemm/w8a8_products.cuh"

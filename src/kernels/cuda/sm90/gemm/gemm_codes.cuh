@@ -119,10 +119,14 @@ struct CodeProducts : GemmStages<T> {
           read |= of_tokens.scales.x | of_tokens.offsets.x | of_tokens.sums.x;
           add_fold_offsets<kPath>(to, dot + 4 * j, of_tokens, rows, fold.sums);
         } else {
-          const uint4 of_tokens = token_terms(from, first_token);
           constexpr bool kPlain = T::kTerms == ActTerms::plain;  // scales are 1, and not used
-          read |= kPlain ? of_tokens.z : of_tokens.x;
-          if (kPatches || T::kExperts) read |= kPlain ? of_tokens.w : of_tokens.y;
+          constexpr bool kReads = !kPlain || kPath != ConstantsPath::fixed_zeros;
+          uint4 of_tokens{};
+          if constexpr (kReads) {
+            of_tokens = token_terms(from, first_token);
+            read |= kPlain ? of_tokens.z : of_tokens.x;
+            if (kPatches || T::kExperts) read |= kPlain ? of_tokens.w : of_tokens.y;
+          }
           if constexpr (kSumsCodes)
             add_fold_zeros<kPath>(to, dot + 4 * j, of_tokens, rows, fold.sums);
           else

@@ -32,9 +32,11 @@ struct Multiplied {
 
 /// The W of kernels that multiply weights: rounded to the type of activations, except rows of one scale, whose sums are scaled.
 inline Multiplied rounded_weight(const TileWeight& w, DType a_dtype, int row, int channel) {
-  if (w.kind == ZeroKind::offset) return {w.value(row, channel), half_step(a_dtype) * 4};
-  if (w.group >= w.k) return {w.value(row, channel), 0};
   constexpr float kUp = 64.0f;  // f16's weights are as many times as large, out of reach of subnormals
+  if (w.kind == ZeroKind::offset && a_dtype != DType::f16) return {w.value(row, channel), half_step(a_dtype) * 4};
+  if (w.kind == ZeroKind::offset)
+    return {static_cast<double>(rounded(a_dtype, kUp * static_cast<float>(w.value(row, channel))) / kUp), 0};
+  if (w.group >= w.k) return {w.value(row, channel), 0};
   const float scale = a_dtype == DType::f16 ? kUp * w.scale(row, channel) : rounded(a_dtype, w.scale(row, channel));
   const float value = rounded(a_dtype, w.number(row, channel) * scale);
   return {static_cast<double>(a_dtype == DType::f16 ? value / kUp : value), 0};

@@ -357,7 +357,8 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
   uint4 codes[S::kFragments];
   Columns<S> b[2];
   const auto load_group = [&](int f, std::uint32_t slot) {
-    load_constants<Act, kCodes>(constants[f], format, slot, row_pair_position(fragment + f, lane), p.scale_after);
+    const AnyConstants raw = load_any<kCodes>(format, slot, row_pair_position(fragment + f, lane));
+    make_constants<Act, kCodes>(constants[f], format, raw, p.scale_after);
   };
 
   using Activations = std::conditional_t<kPatches, PatchCopier<S>, RowCopier<S>>;

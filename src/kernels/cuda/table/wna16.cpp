@@ -164,11 +164,11 @@ Status accepts_decode(const Kernel& self, const Problem& p) {
   return p.experts == 0 ? Status() : accepts_decode_experts(self, p);
 }
 
-/// Whether scales and zeros are of the kinds for which the wgmma kernels have fast paths (constants_path).
+/// Whether scales, zeros and offsets are of the kinds for which the wgmma kernels have fast paths (constants_path).
 bool has_usual_constants(const Problem& p) {
   const DType scale = gpu_tile::stored_scale(p.scheme.scale);
-  return scale != DType::f32 && (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
-         (p.a_dtype != DType::f16 || scale == DType::f16);
+  if (p.scheme.zero == ZeroKind::offset) return scale == p.a_dtype && p.zero_type == p.a_dtype;
+  return scale != DType::f32 && p.scheme.zero <= ZeroKind::integer && (p.a_dtype != DType::f16 || scale == DType::f16);
 }
 
 /// The weights of experts for which there are kernels: those that checkpoints have.

@@ -111,35 +111,51 @@ struct RowConstants {
   std::uint32_t offset[2];  // o·kScaleUp
 };
 
-/// The two scales, as floats, of rows g and g+8 of a fragment.
+/// Two numbers of a column of a slot, those of rows g and g+8 of a fragment, as stored; f32 takes both words.
+__device__ __forceinline__ uint2 load_stored_pair(std::uint32_t column, int position, DType type) {
+  if (type == DType::f32) return ptx::load_shared8(column + position * 4);
+  return {ptx::load_shared4(column + position * 2), 0u};
+}
+__device__ __forceinline__ float2 numbers_of(const uint2& pair, DType type) {
+  if (type == DType::f32) return {__uint_as_float(pair.x), __uint_as_float(pair.y)};
+  if (type == DType::f16) return __half22float2(reinterpret_cast<const __half2&>(pair.x));
+  return {__uint_as_float(pair.x << 16), __uint_as_float(pair.x & 0xffff0000u)};
+}
 __device__ inline float2 load_row_pair(std::uint32_t column, int position, DType type) {
-  if (type == DType::f32) {
-    const uint2 v = ptx::load_shared8(column + position * 4);
-    return {__uint_as_float(v.x), __uint_as_float(v.y)};
-  }
-  const std::uint32_t v = ptx::load_shared4(column + position * 2);
-  if (type == DType::f16) return __half22float2(reinterpret_cast<const __half2&>(v));
-  return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)};
+  return numbers_of(load_stored_pair(column, position, type), type);
 }
 
 /// The position of a lane's pair of rows in a column of a slot.
 __device__ inline int row_pair_position(int fragment, int lane) { return fragment / 2 * 32 + lane / 4 * 4 + fragment % 2 * 2; }
 
-/// `slot` is the shared-memory address of a group's slot, `position` from row_pair_position. With `scale_after` the operand is
-/// u − z, and the caller multiplies sums by the scale, which is returned; else by 1 / kScaleUp.
-template <class Act, Codes kCodes>
-__device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFormat& format, std::uint32_t slot, int position,
-                                                 bool scale_after) {
-  using Numbers = Raised<Act, kCodes>;
-  const float2 scale = load_row_pair(slot, position, format.scale_type);
-  float z[2] = {format.zero_base, format.zero_base}, o[2] = {0.0f, 0.0f};
+/// A lane's two scales and two zeros of a group as stored, of any type, loaded long before use.
+struct AnyConstants {
+  uint2 scales, zeros;
+};
+/// `slot` is the shared-memory address of a group's slot, `position` from row_pair_position.
+template <Codes kCodes>
+__device__ __forceinline__ AnyConstants load_any(const RecordFormat& format, std::uint32_t slot, int position) {
+  AnyConstants raw{load_stored_pair(slot, position, format.scale_type), {}};
   const std::uint32_t zeros = slot + format.zeros_offset;
+  if (gpu_tile::are_floats(kCodes) || format.zero == ZeroKind::none) return raw;
+  if (format.zero == ZeroKind::integer)
+    raw.zeros.x = ptx::load_shared2(zeros + position);
+  else
+    raw.zeros = load_stored_pair(zeros, position, format.zero_type);
+  return raw;
+}
+/// With `scale_after` the operand is u − z, and the caller multiplies sums by the scale; else by 1 / kScaleUp.
+template <class Act, Codes kCodes>
+__device__ __forceinline__ void make_constants(RowConstants& c, const RecordFormat& format, const AnyConstants& raw,
+                                               bool scale_after) {
+  using Numbers = Raised<Act, kCodes>;
+  const float2 scale = numbers_of(raw.scales, format.scale_type);
+  float z[2] = {format.zero_base, format.zero_base}, o[2] = {0.0f, 0.0f};
   if (!gpu_tile::are_floats(kCodes) && format.zero == ZeroKind::integer) {
-    const std::uint32_t raw = ptx::load_shared2(zeros + position);
-    z[0] += static_cast<float>(raw & 0xffu);
-    z[1] += static_cast<float>(raw >> 8);
+    z[0] += static_cast<float>(raw.zeros.x & 0xffu);
+    z[1] += static_cast<float>(raw.zeros.x >> 8);
   } else if (!gpu_tile::are_floats(kCodes) && format.zero != ZeroKind::none) {
-    const float2 v = load_row_pair(zeros, position, format.zero_type);
+    const float2 v = numbers_of(raw.zeros, format.zero_type);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float value = i == 0 ? v.x : v.y, s = i == 0 ? scale.x : scale.y;
@@ -160,33 +176,38 @@ __device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFo
   c.scale[1] = twice<Act>(scale_after ? 1.0f : scale.y * kScaleUp<Act>);
   c.offset[0] = twice<Act>(o[0]);
   c.offset[1] = twice<Act>(o[1]);
-  return scale;
 }
 
-// ---- The same without branches, for nearly all checkpoints: 16-bit scales, no float zeros.
+// ---- The same with fewer branches, for nearly all checkpoints: 16-bit scales, integer zeros or offsets of the activations' type.
 
 /// How a kernel reads a record's scales and zeros.
 enum class ConstantsPath {
   fixed_zeros,    // groups of 128 or more, zeros in the middle of the codes
   integer_zeros,  // the same groups, zeros of their own
-  fine_groups,    // slots of 32 and 64 channels, of either kind
-  groups_of_16,   // slots of 16 channels, of either kind
+  fine_groups,    // slots of 32 and 64 channels, of either kind; offsets in slots of 32 channels or more
+  groups_of_16,   // slots of 16 channels, of either kind or with offsets
   float_codes,    // groups of 128 or more, scales of any type, codes that are floats
-  any,            // load_constants above, for every other kind in slots of 32 channels or more
+  any,            // AnyConstants, for every other kind in slots of 32 channels or more
 };
 NIBBLE_HOST_DEVICE constexpr bool is_fine(ConstantsPath path) {
   return path == ConstantsPath::fine_groups || path == ConstantsPath::groups_of_16;
 }
+/// Offsets that one fused multiply-add of the activations' type adds without rounding them first.
+inline bool are_exact_offsets(ZeroKind zero, DType zero_type, DType scale_type, DType act) {
+  return zero == ZeroKind::offset && zero_type == act && scale_type == act;
+}
 
 inline ConstantsPath constants_path(const RecordFormat& f, DType act) {
   if (gpu_tile::are_floats(f.codes) && f.span == gpu_tile::kChannels) return ConstantsPath::float_codes;
-  if (f.scale_type == DType::f32 || f.zero > ZeroKind::integer) return ConstantsPath::any;
+  const bool offsets = are_exact_offsets(f.zero, f.zero_type, f.scale_type, act);
+  if (f.scale_type == DType::f32 || (f.zero > ZeroKind::integer && !offsets)) return ConstantsPath::any;
   if (act == DType::f16 && f.scale_type != DType::f16) return ConstantsPath::any;
-  if (f.span != gpu_tile::kChannels) return f.span == 16 ? ConstantsPath::groups_of_16 : ConstantsPath::fine_groups;
+  if (offsets || f.span != gpu_tile::kChannels) return f.span == 16 ? ConstantsPath::groups_of_16 : ConstantsPath::fine_groups;
   return f.zero == ZeroKind::none ? ConstantsPath::fixed_zeros : ConstantsPath::integer_zeros;
 }
 
-/// A lane's two scales and two zeros of a group, as stored, loaded long before use; ConstantsPath::float_codes: two scales as f32.
+/// A lane's two scales and two zeros or offsets of a group, as stored, loaded long before use; ConstantsPath::float_codes: two scales as
+/// f32.
 struct RawConstants {
   std::uint32_t scales, zeros;
 };
@@ -197,6 +218,8 @@ __device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std
     return {__float_as_uint(scale.x), __float_as_uint(scale.y)};
   } else {
     const bool has_zeros = kPath == ConstantsPath::integer_zeros || (is_fine(kPath) && format.zero == ZeroKind::integer);
+    if (is_fine(kPath) && format.zero == ZeroKind::offset)
+      return {ptx::load_shared4(slot + position * 2), ptx::load_shared4(slot + format.zeros_offset + position * 2)};
     return {ptx::load_shared4(slot + position * 2), has_zeros ? ptx::load_shared2(slot + format.zeros_offset + position) : 0u};
   }
 }
@@ -207,12 +230,14 @@ __device__ __forceinline__ float2 scales_of(const RawConstants& raw, const Recor
   if (format.scale_type == DType::f16) return __half22float2(reinterpret_cast<const __half2&>(raw.scales));
   return {__uint_as_float(raw.scales << 16), __uint_as_float(raw.scales & 0xffff0000u)};
 }
-/// Two floats, each twice in a register.
-template <class Act>
-__device__ __forceinline__ void twice(std::uint32_t (&to)[2], float low, float high) {
-  const std::uint32_t pair = std::is_same_v<Act, __half> ? ptx::to_f16x2(low, high) : ptx::to_bf16x2(low, high);
+/// Two numbers of 16 bits, and two floats, each twice in a register.
+__device__ __forceinline__ void twice(std::uint32_t (&to)[2], std::uint32_t pair) {
   to[0] = __byte_perm(pair, 0, 0x1010);
   to[1] = __byte_perm(pair, 0, 0x3232);
+}
+template <class Act>
+__device__ __forceinline__ void twice(std::uint32_t (&to)[2], float low, float high) {
+  twice(to, std::is_same_v<Act, __half> ? ptx::to_f16x2(low, high) : ptx::to_bf16x2(low, high));
 }
 /// The part of the constants that is the same in every record.
 template <class Act, Codes kCodes>
@@ -237,8 +262,12 @@ __device__ __forceinline__ void make_constants(RowConstants& c, const RecordForm
       scales = format.scale_type == DType::bf16 ? raw.scales : ptx::to_bf16x2(halves.x, halves.y);
     }
     if (scale_after) scales = kOnes<Act>;
-    c.scale[0] = __byte_perm(scales, 0, 0x1010);
-    c.scale[1] = __byte_perm(scales, 0, 0x3232);
+    twice(c.scale, scales);
+  }
+  if (is_fine(kPath) && format.zero == ZeroKind::offset) {
+    twice(c.offset, std::is_same_v<Act, __half> ? ptx::mul_f16x2(raw.zeros, 0x54005400u) : raw.zeros);
+    fixed_zeros<Act, kCodes>(c, format);
+    return;
   }
   if constexpr (kPath != ConstantsPath::fixed_zeros && !gpu_tile::are_floats(kCodes)) {
     // 2²³ | z is the float 2²³ + z; what is added is exact too.

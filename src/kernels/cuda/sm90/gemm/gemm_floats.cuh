@@ -22,6 +22,22 @@ struct FloatProducts : GemmStages<T> {
   using Sums = typename T::Sums;
   static constexpr ConstantsPath kPath = T::kPath;
   static constexpr int kBits = T::kBits;
+  static constexpr bool kAny = kPath == ConstantsPath::any;
+  static constexpr bool kFine = is_fine(kPath) || kAny;  // constants change within a record
+  using Raw = std::conditional_t<kAny, AnyConstants, RawConstants>;
+
+  __device__ __forceinline__ Raw load_constants(std::uint32_t slot, int position) const {
+    if constexpr (kAny)
+      return load_any<T::kWeight>(p.format, slot, position);
+    else
+      return load_raw<kPath>(p.format, slot, position);
+  }
+  __device__ __forceinline__ void make(RowConstants& constants, const Raw& raw) const {
+    if constexpr (kAny)
+      make_constants<Act, T::kWeight>(constants, p.format, raw, p.scale_after);
+    else
+      make_constants<kPath, Act, T::kWeight>(constants, p.format, raw, p.scale_after);
+  }
 
   /// For up to 32 tokens a record's sums are scaled (n/2 instructions), not its weights (32 instructions).
   static constexpr bool kScalesSums =
@@ -29,9 +45,8 @@ struct FloatProducts : GemmStages<T> {
       (kPath == ConstantsPath::fixed_zeros || kPath == ConstantsPath::integer_zeros || kPath == ConstantsPath::float_codes);
   /// Whether a record's products complete before those of the next begin: required where sums are scaled, faster for n = 256, and
   /// necessary where registers do not suffice for two records.
-  static constexpr bool kCompletes = kScalesSums || T::kTokens == 256 || kBits == 8 || is_fine(kPath) ||
-                                     kPath == ConstantsPath::any || (kPath == ConstantsPath::integer_zeros && T::kTokens == 128);
-  static constexpr int kBuffers = kPath == ConstantsPath::any ? 1 : 2;  // of fragments: one is filled, one multiplied
+  static constexpr bool kCompletes =
+      kScalesSums || T::kTokens == 256 || kBits == 8 || kFine || (kPath == ConstantsPath::integer_zeros && T::kTokens == 128);
 
   /// Adds the products of the warpgroup's row block and its share of the pass's records.
   __device__ __forceinline__ void multiply(const Pass& pass, Cursor& from, Sums& acc) const {
@@ -46,10 +61,11 @@ struct FloatProducts : GemmStages<T> {
     const std::uint32_t first = records(0) + (row_group() * depth() + k_index()) * p.format.bytes;
     const std::uint32_t first_operand = wgmma_operand_low(act(0) + k_index() * T::kActBytes),
                         stage_operand = depth() * (T::kActBytes / 16);
-    constexpr bool kFine = is_fine(kPath);                                            // constants change within a record
+    constexpr int kBuffers = 2;  // of fragments: one is filled, one multiplied
     constexpr int kSets = !kFine ? 1 : kPath == ConstantsPath::groups_of_16 ? 4 : 2;  // of constants, of a half
     const auto fine_slot = [&](int set) {
-      return (kPath == ConstantsPath::fine_groups && p.format.span == 64 ? set / 2 : set) * p.format.slot_bytes;
+      const int span = kPath == ConstantsPath::groups_of_16 ? 16 : p.format.span;
+      return (span == gpu_tile::kChannels ? 0 : span == 64 ? set / 2 : set) * p.format.slot_bytes;
     };
     RowConstants constants;
     if (kPath == ConstantsPath::fixed_zeros) fixed_zeros<Act, T::kWeight>(constants, p.format);
@@ -59,15 +75,15 @@ struct FloatProducts : GemmStages<T> {
         const std::uint32_t at = first + from.stage * stage_bytes;
         const std::uint32_t operand = first_operand + from.stage * stage_operand;
         // Shared memory is read at once, except the second half of 8-bit codes, for which there are no registers.
-        RawConstants raw[kSets];
+        Raw raw[kSets];
         const auto load_fine = [&](int half) {
 #pragma unroll
-          for (int i = 0; i < kSets; ++i) raw[i] = load_raw<kPath>(p.format, at + slots + fine_slot(half * kSets + i), position);
+          for (int i = 0; i < kSets; ++i) raw[i] = load_constants(at + slots + fine_slot(half * kSets + i), position);
         };
         if (kFine)
           load_fine(0);
-        else if (kPath != ConstantsPath::any)
-          raw[0] = load_raw<kPath>(p.format, at + slots, position);
+        else
+          raw[0] = load_constants(at + slots, position);
         uint4 codes[kHalves * kVectors];
         const auto load_codes = [&](int half) {
 #pragma unroll
@@ -76,8 +92,7 @@ struct FloatProducts : GemmStages<T> {
         };
         load_codes(0);
         if (kBits == 4) load_codes(1);
-        if (!kFine && kPath != ConstantsPath::any)
-          make_constants<kPath, Act, T::kWeight>(constants, p.format, raw[0], p.scale_after);
+        if (!kFine) make(constants, raw[0]);
         std::uint32_t fragment[kBuffers][4][4];
         Sums dot;  // of the record, when sums are scaled instead of weights
         Sums& sums = kScalesSums ? dot : acc;
@@ -89,12 +104,7 @@ struct FloatProducts : GemmStages<T> {
           for (int v = 0; v < kVectors; ++v) pin(codes[half * kVectors + v]);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            if (kPath == ConstantsPath::any && i % 2 == 0)  // spans of 32 are two k16
-              load_constants<Act, T::kWeight>(constants, p.format,
-                                              at + slots + (half * 2 + i / 2) * 32 / p.format.span * p.format.slot_bytes,
-                                              position, p.scale_after);
-            if (kFine && i * kSets % 4 == 0)
-              make_constants<kPath, Act, T::kWeight>(constants, p.format, raw[i * kSets / 4], p.scale_after);
+            if (kFine && i * kSets % 4 == 0) make(constants, raw[i * kSets / 4]);
             const uint4& vector = codes[half * kVectors + i / kProducts];
             if (kScalesSums)
               numbers<Act, T::kWeight>(a[i], vector, i % kProducts, constants);
@@ -114,7 +124,7 @@ struct FloatProducts : GemmStages<T> {
               Wgmma<T::kTokens>::template add<Act>(sums, a[i], x);
           }
           wgmma_commit();
-          if (kBuffers == 1 || (kCompletes && half + 1 == kHalves))
+          if (kCompletes && half + 1 == kHalves)
             wgmma_wait<0>();
           else
             wgmma_wait<1>();

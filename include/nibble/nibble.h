@@ -928,15 +928,16 @@ typedef struct nib_route_desc {
   nib_route_score score;      /* softmax or sigmoid */
   int32_t unnormalized;       /* not 0: weights are the scores; else the scores divided by their sum */
   float scale;                /* multiplies all weights, last; 0: 1 */
-  int32_t reserved;
+  nib_backend backend;        /* NIB_CUDA: all views are device memory; up to 1024 experts */
   const nib_view* logits;  /* f32, f16 or bf16 [T,E], last stride 1; NaN counts as −∞ */
   const nib_view* bias;    /* f32 [E], dense; NULL: none */
   const nib_view* ids;     /* written: s32 [T,top_k], any strides */
   const nib_view* weights; /* written: f32 [T,top_k], any strides */
+  void* stream;            /* of NIB_CUDA, which the work is enqueued on; NULL: the default stream */
 } nib_route_desc;
 
 /* Chooses the top_k experts of each token, the best first, of equals the lower number. A choice is made by score + bias, and weights are
- * scores without it. Errors: invalid_argument with the values that do not fit; nothing has been written then. */
+ * scores without it. Errors: invalid_argument with the values that do not fit, unsupported without a GPU; nothing has been written then. */
 NIB_API nib_status nib_route(const nib_route_desc* routing);
 
 /* ---- Other operators ------------------------------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "nibble/device.hpp"
 #include "nibble/parallel.hpp"
 #include "nibble/status.hpp"
 #include "nibble/tensor.hpp"
@@ -31,5 +32,9 @@ struct RouteSpec {
 /// Errors: invalid_argument with the values that do not fit.
 Status route(const ConstTensorView& logits, const ConstTensorView& bias, const RouteSpec& spec, const TensorView& ids,
              const TensorView& weights, Executor* executor = nullptr);
+/// The same on the GPU, of up to 1024 experts: all views are device memory, and the work is enqueued on `stream`. Errors: those above, and
+/// unsupported for more experts or without a GPU of compute capability 7.5 or later.
+Status route(const ConstTensorView& logits, const ConstTensorView& bias, const RouteSpec& spec, const TensorView& ids,
+             const TensorView& weights, Stream stream);
 
 }  // namespace nibble

@@ -148,13 +148,14 @@ def grouped(
 
 def route(
     logits: Array, top_k: int, *, bias: Array | None = None, score: str = "softmax", normalize: bool = True, groups: int = 1,
-    top_groups: int = 1, scale: float = 1.0,
+    top_groups: int = 1, scale: float = 1.0, stream: object | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The top_k experts of each token, the best first, of equals the lower number: (ids, int32 [..., top_k]; weights, float32).
 
     logits: f32, f16 or bf16 [..., E]; NaN counts as -infinity. score: "softmax" over all experts, or "sigmoid" of each. bias: float32 [E],
     added to scores for the choice only (DeepSeek-V3). normalize: weights are divided by their sum. groups, top_groups: experts form equal
-    groups, of which those are kept whose two best choices have the largest sum. scale: multiplies all weights.
+    groups, of which those are kept whose two best choices have the largest sum. scale: multiplies all weights. Logits on a GPU are routed
+    there, up to 1024 experts; stream: as PackedWeight.linear() takes it.
     Raises InvalidArgument with the values that do not fit.
     """
-    return _core.route(logits, bias, top_k, score, normalize, groups, top_groups, scale)
+    return _core.route(logits, bias, top_k, score, normalize, groups, top_groups, scale, stream)

@@ -682,22 +682,23 @@ nb::object grouped(Experts& experts, nb::handle x, nb::handle offsets, nb::handl
   return options.out.is_none() ? call.finish(std::move(result)) : result;
 }
 
-nb::tuple route(nb::handle logits, nb::handle bias, const RouteSpec& spec) {
-  const Call call(logits, nb::none());
-  if (call.backend() != Backend::cpu)
-    throw Failure(StatusCode::unsupported, "logits are on a GPU; routing runs in host memory only");
+nb::tuple route(nb::handle logits, nb::handle bias, const RouteSpec& spec, nb::handle stream) {
+  const Call call(logits, stream);
   Input scores = call.in(logits, "logits", 2);
   std::vector<std::int64_t> dims(shape_of(scores).begin(), shape_of(scores).end());
   if (dims.empty()) throw invalid("logits have no dimension; they are [..., E]");
   scores.collapse(2);
   const Input offsets = call.in(bias, "bias", 1).vector();
+  offsets.beside(scores);
   dims.back() = spec.top_k;
   nb::object ids = call.empty(dims, DType::s32), weights = call.empty(dims, DType::f32);
   Output id = call.made(ids), weight = call.made(weights);
   id.collapse(2), weight.collapse(2);
   if (product(std::span(dims).first(dims.size() - 1)) > 0) {
     const nb::gil_scoped_release release;
-    check(nibble::route(scores.view, offsets.view, spec, id.view, weight.view, shared_threads()));
+    check(call.backend() == Backend::cuda
+              ? nibble::route(scores.view, offsets.view, spec, id.view, weight.view, call.stream())
+              : nibble::route(scores.view, offsets.view, spec, id.view, weight.view, shared_threads()));
   }
   return nb::make_tuple(call.finish(std::move(ids)), call.finish(std::move(weights)));
 }

@@ -115,7 +115,7 @@ void bind_experts(nb::module_& m) {
   m.def(
       "route",
       [](nb::handle logits, nb::handle bias, std::int64_t top_k, std::string_view score, bool normalize, std::int64_t groups,
-         std::int64_t top_groups, float scale) {
+         std::int64_t top_groups, float scale, nb::handle stream) {
         if (score != "softmax" && score != "sigmoid")
           throw Failure(StatusCode::invalid_argument, "'" + std::string(score) + "' is no score; write softmax or sigmoid");
         return route(logits, bias,
@@ -124,9 +124,10 @@ void bind_experts(nb::module_& m) {
                       .normalize = normalize,
                       .groups = groups,
                       .top_groups = top_groups,
-                      .scale = scale});
+                      .scale = scale},
+                     stream);
       },
-      "logits"_a, "bias"_a.none(), "top_k"_a, "score"_a, "normalize"_a, "groups"_a, "top_groups"_a, "scale"_a);
+      "logits"_a, "bias"_a.none(), "top_k"_a, "score"_a, "normalize"_a, "groups"_a, "top_groups"_a, "scale"_a, "stream"_a.none());
 }
 
 }  // namespace nibble::python

@@ -59,11 +59,13 @@ Status route_tokens(const nib_route_desc* given) {
   if (desc.groups != 0) spec.groups = desc.groups;
   if (desc.top_groups != 0) spec.top_groups = desc.top_groups;
   if (desc.scale != 0) spec.scale = desc.scale;
+  NIBBLE_ASSIGN_OR_RETURN(const Backend where, backend(desc.backend));
   NIBBLE_ASSIGN_OR_RETURN(const TensorView logits, view("logits", desc.logits));
   NIBBLE_ASSIGN_OR_RETURN(const TensorView bias, view("bias", desc.bias));
   NIBBLE_ASSIGN_OR_RETURN(const TensorView ids, view("ids", desc.ids));
   NIBBLE_ASSIGN_OR_RETURN(const TensorView weights, view("weights", desc.weights));
   NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(desc.context));
+  if (where == Backend::cuda) return route(logits, bias, spec, ids, weights, Stream{desc.stream});
   return route(logits, bias, spec, ids, weights, threads);
 }
 

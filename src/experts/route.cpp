@@ -12,6 +12,7 @@
 #include "core/sizes.hpp"
 #include "epilogue/element.hpp"
 #include "experts/check.hpp"
+#include "kernels/cuda/launch/launch.hpp"
 
 namespace nibble {
 namespace {
@@ -111,10 +112,9 @@ Status check(const RouteSpec& spec, std::int64_t experts) {
   return {};
 }
 
-}  // namespace
-
-Status route(const ConstTensorView& logits, const ConstTensorView& bias, const RouteSpec& spec, const TensorView& ids,
-             const TensorView& weights, Executor* executor) try {
+/// What every way to route asks of its operands.
+Status check(const ConstTensorView& logits, const ConstTensorView& bias, const RouteSpec& spec, const TensorView& ids,
+             const TensorView& weights) {
   if (logits.empty() || logits.rank != 2 || !is_compute_float(logits.dtype) || logits.dim(0) < 1 || logits.stride(1) != 1)
     return error(StatusCode::invalid_argument, "logits must be f32, f16 or bf16 [T,E] with a last stride of 1, got {}",
                  described(logits));
@@ -129,6 +129,15 @@ Status route(const ConstTensorView& logits, const ConstTensorView& bias, const R
   if (!shaped(ids, DType::s32) || !shaped(weights, DType::f32))
     return error(StatusCode::invalid_argument, "ids must be s32 and weights f32, both [{},{}]; got {} and {}", tokens, spec.top_k,
                  described(ids), described(weights));
+  return {};
+}
+
+}  // namespace
+
+Status route(const ConstTensorView& logits, const ConstTensorView& bias, const RouteSpec& spec, const TensorView& ids,
+             const TensorView& weights, Executor* executor) try {
+  NIBBLE_RETURN_IF_ERROR(check(logits, bias, spec, ids, weights));
+  const std::int64_t tokens = logits.dim(0), experts = logits.dim(1);
   Executor& threads = executor != nullptr ? *executor : default_executor();
   constexpr std::int64_t kTokens = 64;  // of a task, which share a router's memory
   threads.parallel_for((tokens + kTokens - 1) / kTokens, [&](std::int64_t task) {
@@ -141,6 +150,34 @@ Status route(const ConstTensorView& logits, const ConstTensorView& bias, const R
     }
   });
   return {};
+} catch (...) {
+  return caught();
+}
+
+Status route(const ConstTensorView& logits, const ConstTensorView& bias, const RouteSpec& spec, const TensorView& ids,
+             const TensorView& weights, Stream stream) try {
+  NIBBLE_RETURN_IF_ERROR(check(logits, bias, spec, ids, weights));
+  if (logits.dim(1) > cuda::kMostExperts)
+    return error(StatusCode::unsupported, "{} experts: the GPU routes up to {}; route them in host memory", logits.dim(1),
+                 cuda::kMostExperts);
+  const auto i = [](std::int64_t x) { return static_cast<int>(x); };
+  return cuda::launch_route({.logits = {.data = logits.data, .type = logits.dtype, .stride = logits.stride(0)},
+                             .bias = static_cast<const float*>(bias.data),
+                             .tokens = i(logits.dim(0)),
+                             .experts = i(logits.dim(1)),
+                             .top_k = i(spec.top_k),
+                             .groups = i(spec.groups),
+                             .top_groups = i(spec.top_groups),
+                             .sigmoid = spec.score == RouteScore::sigmoid,
+                             .normalize = spec.normalize,
+                             .scale = spec.scale,
+                             .ids = static_cast<std::int32_t*>(ids.data),
+                             .id_token = ids.stride(0),
+                             .id_choice = ids.stride(1),
+                             .weights = static_cast<float*>(weights.data),
+                             .weight_token = weights.stride(0),
+                             .weight_choice = weights.stride(1)},
+                            stream);
 } catch (...) {
   return caught();
 }

@@ -86,8 +86,8 @@ static void test_routing(const float* logits, int32_t* ids, float* shares) {
   FAILS(NIB_INVALID_ARGUMENT, "ids must be s32", nib_route(&routing));
   routing.logits = NULL;
   FAILS(NIB_INVALID_ARGUMENT, "logits must be", nib_route(&routing));
-  routing.reserved = 1;
-  FAILS(NIB_UNSUPPORTED, "reserved", nib_route(&routing));
+  routing.backend = 7;
+  FAILS(NIB_INVALID_ARGUMENT, "backend 7", nib_route(&routing));
 }
 
 /* Pairs of a token and an expert, in the order of tokens: each row is that of its expert's linear plan. */

@@ -375,6 +375,30 @@ def test_experts(torch, scheme):
         assert y.is_cuda and distance(y.float().cpu().numpy(), wanted.float().numpy()) < 0.03
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_route(torch, dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    rules = [
+        (8, {"top_k": 2}),
+        (128, {"top_k": 8, "normalize": False}),
+        (256, {"top_k": 8, "score": "sigmoid", "groups": 8, "top_groups": 4, "scale": 2.5, "bias": torch.rand(256)}),
+    ]
+    for experts, rule in rules:
+        logits = torch.randn(3, 67, experts).to(getattr(torch, dtype))
+        ids, weights = nibble.route(logits, **rule)
+        there = {key: value.cuda() if key == "bias" else value for key, value in rule.items()}
+        ids_there, weights_there = nibble.route(logits.cuda(), **there)
+        assert ids_there.is_cuda and ids_there.shape == (3, 67, rule["top_k"])
+        # Two sigmoids that differ by less than a GPU's exponential is off may change places.
+        assert (ids_there.cpu() == ids).float().mean() > 0.999
+        assert torch.allclose(weights_there.cpu(), weights, rtol=1e-5)
+    with pytest.raises(nibble.InvalidArgument, match="bias"):
+        nibble.route(torch.randn(4, 8).cuda(), 2, bias=torch.rand(8))
+    with pytest.raises(nibble.Unsupported, match="1025 experts"):
+        nibble.route(torch.randn(4, 1025).cuda(), 2)
+
+
 def test_a_captured_layer_of_experts_serves_every_routing(torch):
     if not torch.cuda.is_available():
         pytest.skip("no GPU")

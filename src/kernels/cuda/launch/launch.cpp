@@ -19,6 +19,7 @@
 #include "kernels/cuda/steps/quantize_acts.hpp"
 #include "kernels/cuda/steps/quantize_blocks.hpp"
 #include "kernels/cuda/steps/recode_acts.hpp"
+#include "kernels/cuda/steps/route.hpp"
 #include "kernels/cuda/tasks/codes.hpp"
 #include "kernels/cuda/tasks/conv.hpp"
 #include "kernels/cuda/tasks/decode.hpp"
@@ -333,6 +334,10 @@ Status launch_fixed_point_acts(const QuantizeTask& task, Stream stream) {
 
 Status copy_on_device(void* to, const void* from, std::size_t bytes) {
   return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, nullptr), fmt::format("a copy of {} bytes", bytes));
+}
+
+Status launch_route(const RouteTask& task, Stream stream) {
+  return status_of(route_tokens(task, native(stream)), fmt::format("route of {} tokens, {} experts", task.tokens, task.experts));
 }
 
 Status launch_sort_rows(const SortTask& task, Stream stream) {

@@ -29,6 +29,7 @@ namespace nibble::cuda {
 /// Enqueues a copy within device memory on the default stream.
 Status copy_on_device(void* to, const void* from, std::size_t bytes);
 /// The steps around grouped products; see steps/experts.hpp.
+Status launch_route(const RouteTask& task, Stream stream);
 Status launch_sort_rows(const SortTask& task, Stream stream);
 Status launch_gather_expert_rows(const GatherRowsTask& task, Stream stream);
 Status launch_combine_rows(const CombineTask& task, Stream stream);

@@ -35,6 +35,7 @@ Status launch_gemm_sm80_experts(const LinearTask&, int, Stream) { return no_cuda
 Status launch_w8a8_sm80_experts(const W8A8Task&, int, Stream) { return no_cuda(); }
 Status launch_wna8_sm80_experts(const Wna8Task&, int, Stream) { return no_cuda(); }
 Status copy_on_device(void*, const void*, std::size_t) { return no_cuda(); }
+Status launch_route(const RouteTask&, Stream) { return no_cuda(); }
 Status launch_sort_rows(const SortTask&, Stream) { return no_cuda(); }
 Status launch_gather_expert_rows(const GatherRowsTask&, Stream) { return no_cuda(); }
 Status launch_combine_rows(const CombineTask&, Stream) { return no_cuda(); }

@@ -18,6 +18,19 @@ constexpr int most_tiles(std::int64_t rows, std::int64_t experts, int each) {
   return static_cast<int>(rows < experts ? rows : experts + (rows - experts) / each);
 }
 
+/// What nibble::route() reads and writes, in device memory; E ≤ kMostExperts.
+struct RouteTask {
+  epilogue::Operand logits;     // [T,E]
+  const float* bias = nullptr;  // [E], or null
+  int tokens = 0, experts = 0, top_k = 1, groups = 1, top_groups = 1;
+  bool sigmoid = false, normalize = true;
+  float scale = 1;
+  std::int32_t* ids = nullptr;               // [T,top_k]
+  std::int64_t id_token = 0, id_choice = 0;  // elements between tokens, and between the ids of a token
+  float* weights = nullptr;                  // [T,top_k]
+  std::int64_t weight_token = 0, weight_choice = 0;
+};
+
 /// Sorts rows by expert and cuts them into tiles. What is given is one of `ids`, `offsets` and `counts`, in device memory.
 struct SortTask {
   const std::int32_t* ids =

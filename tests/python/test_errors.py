@@ -153,3 +153,5 @@ def test_read_tensors():
         nibble.read_tensors({"qweight": np.zeros((64, 2), np.int32)[::2]})
     with pytest.raises(TypeError, match="qweight"):
         nibble.read_tensors({"qweight": object()})
+    with pytest.raises(nibble.CorruptData, match=r"bias is f32 \[3\], but its weight is W\[N,K\] = \[64,2\].*f32 \[64\].*transposed"):
+        nibble.read_tensors({"weight": np.zeros((64, 2), np.float32), "bias": np.zeros(3, np.float32)})

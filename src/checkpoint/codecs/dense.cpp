@@ -59,7 +59,18 @@ std::optional<StoredCodes> codes(const ModuleTensors& tensors, const Module& m, 
   return StoredCodes{.suffix = "weight", .bits = bits(m.scheme.codes), .n = m.n, .k = m.k};
 }
 
+/// A bias that detect() found to be of something else is not left out: results would be wrong.
+Status check_own_bias(const ModuleTensors& tensors, const Module& m) {
+  const ConstTensorView* bias = tensors.find("bias");
+  if (bias == nullptr || m.has_bias) return {};
+  return error(StatusCode::corrupt_data,
+               "{}.bias is {}, but its weight is W[N,K] = [{},{}], whose bias is f16, bf16 or f32 [{}]; a weight stored as [K,N] "
+               "has to be transposed, and the bias of another layer left out",
+               tensors.module, describe(*bias), m.n, m.k, m.n);
+}
+
 Result<QuantTensor> read(const ModuleTensors& tensors, const Module& m, const QuantConfig&, std::vector<Note>&) {
+  NIBBLE_RETURN_IF_ERROR(check_own_bias(tensors, m));
   QuantTensor q;
   q.scheme = m.scheme;
   if (const ConstTensorView* columns = tensors.find("weight.transposed")) {

@@ -619,5 +619,16 @@ TEST(Codecs, DenseModules) {
   EXPECT_EQ(stored({{"weight", DType::f32, {6, 0}}}).detect().format, nullptr);
 }
 
+TEST(Codecs, ADenseBiasOfAnotherShapeIsAnError) {
+  for (const auto& [bias, type] :
+       {std::pair<std::vector<std::int64_t>, DType>{{10}, DType::f32}, {{1, 6}, DType::f32}, {{6}, DType::s32}}) {
+    MemoryModule m = stored({{"weight", DType::f32, {6, 10}}, {"bias", type, bias}});
+    const Reading r = read(m);
+    EXPECT_EQ(r.status.code(), StatusCode::corrupt_data);
+    EXPECT_THAT(r.status.message(), HasSubstr("[6,10], whose bias is f16, bf16 or f32 [6]"));
+    EXPECT_THAT(r.status.message(), HasSubstr("has to be transposed"));
+  }
+}
+
 }  // namespace
 }  // namespace nibble

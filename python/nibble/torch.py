@@ -30,6 +30,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.nn.grad import conv2d_input
 
 import nibble
@@ -197,6 +198,38 @@ def _autocast(name: str) -> None:
 
 
 
+def _dual(x: Any) -> bool:
+    """Whether it carries a tangent of forward-mode differentiation."""
+    return isinstance(x, Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+
+
+def _batched(name: str, rows: Sequence[int]) -> None:
+    """torch.vmap of the operator: the dimension becomes one of rows, of which results do not depend on each other. rows: the arguments that
+    have a row for each of the result."""
+    if not hasattr(torch.library, "register_vmap"):
+        return
+    op = getattr(torch.ops.nibble, name).default
+    names = [argument.name for argument in op._schema.arguments]
+
+    def fold(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        def front(i: int) -> Any:
+            x, dim = args[i], in_dims[i]
+            if i not in rows:
+                if dim is not None:
+                    raise NotImplementedError(
+                        f"torch.vmap over {names[i]} of nibble::{name}: a call has one layer; batch {' or '.join(names[row] for row in rows)}, "
+                        "or call the layers one by one"
+                    )
+                return x
+            if x is None:
+                return x
+            return x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+        return op(*map(front, range(len(args)))), 0
+
+    torch.library.register_vmap(f"nibble::{name}", fold, lib=_library)
+
+
 def _operator(
     schema: str, run: Callable[..., Any], fake: Callable[..., Any],
     gradient: tuple[Callable[[Any, tuple[Any, ...]], None], Callable[[Any, Tensor], tuple[Any, ...]]] | None = None,
@@ -223,16 +256,34 @@ def _operator(
         def backward(ctx: Any, gradient: Tensor) -> Any:
             return None, *backward_pass(ctx, gradient)
 
+    class OfLevel(torch.autograd.function._SingleLevelFunction):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            with torch.enable_grad(), torch.autograd.forward_ad._set_fwd_grad_enabled(True):  # of the transforms around this one
+                return Function.forward(ctx, *args)
+
+        backward = Function.backward
+
+    def apply_transformed(*args: Any) -> Any:
+        """Function.apply in a transform of torch.func, which has called `autograd` for its own level."""
+        with enable_single_level_autograd_function():
+            return OfLevel.apply(*args)
+
     def dispatch(*args: Any) -> Any:
         with _below_autograd():
             return op(*args)
 
     def autograd(keys: Any, *args: Any) -> Any:
         args += defaults[len(args) :]  # the dispatcher leaves them out
+        if torch.autograd.forward_ad._current_level >= 0 and any(map(_dual, args)):
+            raise NotImplementedError(
+                f"nibble::{name} has no forward-mode derivative (torch.func.jvp, jacfwd): use torch.func.vjp or jacrev, or multiply by the "
+                "layer's dequantize() instead"
+            )
         plain = (keys & torch._C._after_autograd_keyset).highestPriorityTypeId() in _DEVICES
         call = run if plain else dispatch  # of plain tensors the dispatcher would come to `run`
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
-            return Function.apply(call, *args)
+            return (Function.apply if torch._C._functorch.peek_interpreter_stack() is None else apply_transformed)(call, *args)
         return call(*args)
 
     _library.impl(name, autograd, "Autograd", with_keyset=True)
@@ -261,7 +312,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     if ctx.activation != "none":
         raise NotImplementedError(f"nibble::linear has no gradient through {ctx.activation}; apply it to the result instead")
     w = torch.ops.nibble.dequantize(ctx.weight, ctx.n, ctx.k, gradient.dtype)
-    bias = None if ctx.bias_dtype is None else gradient.flatten(0, -2).sum(0).to(ctx.bias_dtype)
+    bias = None if ctx.bias_dtype is None else gradient.reshape(-1, ctx.n).sum(0).to(ctx.bias_dtype)
     return (gradient @ w).to(ctx.x_dtype), None, None, bias, None, None
 
 
@@ -270,6 +321,7 @@ _operator(
     _linear, _fake_linear, (_keep_for_backward, _backward),
 )  # fmt: skip
 _autocast("linear")
+_batched("linear", (0,))
 
 
 def _fused_linear(
@@ -301,7 +353,7 @@ def _fused_linear_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of x and of the norm's weight, of which the latter is empty without a norm. Arithmetic is f32."""
     w = _weight(weight)
-    rows, change = x.flatten(0, -2).float(), gradient.flatten(0, -2).float()
+    rows, change = (t.reshape(-1, t.shape[-1]).float() for t in (x, gradient))
     # What is packed for a glu can only run as one.
     alone = _pack(w.unpack(), weight.device) if glu else w
     matrix = alone.dequantize(out=weight.new_empty(w.shape, dtype=torch.float32))
@@ -374,6 +426,7 @@ _operator(
     _fused_linear, _fake_fused_linear, (_keep_for_fused_backward, _fused_backward),
 )  # fmt: skip
 _autocast("fused_linear")
+_batched("fused_linear", (0, 5))
 
 
 def _scaled_linear(
@@ -511,14 +564,16 @@ _operator(
 
 
 def _eager(x: Tensor) -> bool:
-    """Whether the call may bypass the operator: no compiler or other tracer, no gradient, no autocast, no subclass such as a fake tensor,
-    and no more dimensions than nibble has."""
+    """Whether the call may bypass the operator: no compiler or other tracer, no gradient or transform of torch.func, no autocast, no subclass
+    such as a fake tensor, and no more dimensions than nibble has."""
     return not (
         torch.compiler.is_compiling()
         or type(x) is not Tensor
         or x.requires_grad
         or torch._C._is_any_autocast_enabled()
         or torch.utils._python_dispatch.is_in_torch_dispatch_mode()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
         or x.ndim > 4
     )
 

@@ -93,6 +93,57 @@ def test_operators_pass_torchs_own_checks(layer):
     torch.library.opcheck(ops.scaled_linear, (codes, scales, None, packed, 32, bias))
 
 
+@pytest.mark.skipif(not hasattr(torch.library, "register_vmap"), reason="PyTorch 2.5 and later")
+def test_vmap_makes_rows_of_its_dimension(layer):
+    x = torch.randn(2, 3, 5, 256)
+    y = layer(x)
+    assert torch.equal(torch.vmap(layer)(x), y)
+    assert torch.equal(torch.vmap(layer, in_dims=1, out_dims=1)(x), y)
+    assert torch.equal(torch.vmap(torch.vmap(torch.vmap(layer)))(x), y)
+    assert torch.equal(torch.vmap(layer, in_dims=4)(x.permute(0, 2, 3, 1).unsqueeze(0)), layer(x.permute(1, 0, 2, 3).unsqueeze(1)))
+    w = layer.dequantize()
+    each = torch.vmap(torch.func.grad(lambda row: layer(row).sum()))
+    assert torch.allclose(each(x[0, 0]), w.sum(0).expand(5, 256), atol=1e-4)
+    with pytest.raises(NotImplementedError, match="over weight of nibble::linear.*batch x"):
+        torch.vmap(lambda packed: ops.linear(x, packed, 32))(torch.stack([layer.packed, layer.packed]))
+    fused = nt.FusedLinear({"o": layer.weight.unpack()})
+    residual = torch.randn(2, 3, 5, 32)
+    y = fused(x, residual)
+    assert torch.equal(torch.vmap(fused)(x, residual), y)
+    assert torch.equal(torch.vmap(fused, in_dims=(None, 0))(x[0], residual), fused(x[:1].expand_as(x), residual))
+    conv = nt.QuantConv2d(nibble.quantize_conv(np.ones((12, 8, 3, 3), np.float32), "u4b8g8"), padding=1)
+    images = torch.randn(2, 3, 8, 6, 5)
+    assert torch.equal(torch.vmap(conv)(images), torch.stack([conv(batch) for batch in images]))
+
+
+def test_gradients_of_a_vector(layer):
+    x, bias = torch.randn(256, requires_grad=True), torch.randn(32, requires_grad=True)
+    ops.linear(x, layer.packed, 32, bias).sum().backward()
+    assert torch.allclose(x.grad, layer.dequantize().sum(0), atol=1e-4) and torch.equal(bias.grad, torch.ones(32))
+    fused = nt.FusedLinear({"o": layer.weight.unpack()})
+    assert torch.allclose(torch.autograd.grad(fused(x).sum(), x)[0], x.grad, atol=1e-4)
+
+
+def test_transforms_of_gradients(layer):
+    w, x, f = layer.dequantize(), torch.randn(256), torch.func
+    cubes = (lambda v: (layer(v) ** 3).sum(), lambda v: ((v @ w.T + layer.bias) ** 3).sum())
+    for transform in (f.grad, f.jacrev, lambda g: f.jacrev(f.jacrev(g)), lambda g: f.grad(lambda v: (f.grad(g)(v) ** 2).sum())):
+        result, expected = (transform(g)(x) for g in cubes)
+        assert distance(result, expected) < 1e-5
+
+
+def test_forward_mode_derivatives_are_refused(layer):
+    x = torch.randn(3, 256)
+    for call in (lambda: torch.func.jvp(layer, (x,), (x,)), lambda: torch.func.jacfwd(layer)(x[0])):
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative.*vjp or jacrev.*dequantize"):
+            call()
+    forward = torch.autograd.forward_ad
+    with forward.dual_level():
+        with pytest.raises(NotImplementedError, match="nibble::linear has no forward-mode derivative"):
+            layer(forward.make_dual(x, x))
+        assert torch.equal(layer(x), layer.weight.linear(x))
+
+
 def test_the_accumulation_of_a_layer():
     q = nibble.quantize(np.random.default_rng(0).standard_normal((8, 256), dtype=np.float32), "e4m3c")
     layer, other = nt.QuantLinear(q, act_scheme="e4m3r", accumulation="precise"), nt.QuantLinear(q)

@@ -4,6 +4,7 @@
 // Adding a kernel family: two files that publish a span of rows, one line in registry.cpp, one in CMakeLists.txt; docs/adding.md.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -219,10 +220,20 @@ inline bool sums_whole_rows(const WeightScheme& weight, const ActScheme& act) {
   return act.codes == DType::s8 && act.zero != ZeroKind::offset && act.group.k == 0 && weight.group.k == 0 && narrow && integers;
 }
 
-/// The most channels for which such sums fit 32 bits: codes are −128 … 127, or −255 … 255 with a zero point.
-inline std::int64_t most_whole_channels(const WeightScheme& weight, const ActScheme& act) {
-  const auto reach = [](ZeroKind zero) { return zero == ZeroKind::none ? 128 : 255; };
-  return ((std::int64_t{1} << 31) - 1) / (reach(act.zero) * reach(weight.zero));
+/// The largest |(q_a − z_a)·(q_w − z_w)|: |q − z| is 128 at most without zero points, 255 with those that are codes, and 383 where only one
+/// of a weight's q and z has a sign.
+inline std::int64_t largest_product(const WeightScheme& weight, DType zero_type, const ActScheme& act) {
+  struct Range {
+    std::int64_t least, most;
+  };
+  constexpr Range kSigned{-128, 127}, kUnsigned{0, 255};
+  const Range code = info(weight.codes).kind == DTypeKind::uint ? kUnsigned : kSigned;
+  const Range zero = weight.zero == ZeroKind::none ? Range{0, 0} : zero_type == DType::u8 ? kUnsigned : kSigned;
+  return (act.zero == ZeroKind::none ? 128 : 255) * std::max(code.most - zero.least, zero.most - code.least);
+}
+/// The most channels for which such sums fit 32 bits.
+inline std::int64_t most_whole_channels(const WeightScheme& weight, DType zero_type, const ActScheme& act) {
+  return ((std::int64_t{1} << 31) - 1) / largest_product(weight, zero_type, act);
 }
 
 /// The layer whose cost a grouped product is taken to have: the rows of the experts that are hit stand side by side, and each gets the mean

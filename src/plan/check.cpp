@@ -70,7 +70,7 @@ Status check_sums(const EpilogueSpec& epilogue, DType a_dtype, const ActScheme& 
   if (epilogue.out == DType::s32 && is_compute_float(a_dtype))
     return error(StatusCode::unsupported, "a D of s32 is the sums of codes that the caller has: pass A as s8 or u8, not {}",
                  name(a_dtype));
-  const std::int64_t most = most_whole_channels(weight.scheme, act);
+  const std::int64_t most = most_whole_channels(weight.scheme, weight.zero_type, act);
   if (weight.k <= most) return {};
   return error(StatusCode::unsupported, "K={}: integer sums of more than {} such products do not fit into 32 bits", weight.k,
                most);

@@ -471,6 +471,57 @@ TEST_P(W8A8Conformance, IsExact) {
   EXPECT_GT(seed, 1u) << "the kernel took no layer";
 }
 
+/// Codes and zero points of which one has a sign: |q − z| is up to 383, and 32 bits hold the sums of fewer channels.
+TEST_P(W8A8Conformance, ZeroPointsOfTheOtherSign) {
+  const Kernel& kernel = *GetParam();
+  struct Extreme {
+    DType codes, zeros;
+    std::uint8_t code;
+    float zero;
+  };
+  constexpr Extreme kExtremes[] = {
+      {DType::s8, DType::u8, 0x80, 255}, {DType::u8, DType::s8, 255, -128}, {DType::u8b128, DType::u8, 0, 255}};
+  constexpr std::int64_t m = 2, n = 3;
+  int compared = 0;
+  for (const auto& [codes, zeros, code, zero] : kExtremes)
+    for (ZeroKind of_acts : {ZeroKind::none, ZeroKind::integer})
+      for (const DType out : {DType::f32, DType::s32}) {
+        const std::int64_t most = ((std::int64_t{1} << 31) - 1) / (383 * (of_acts == ZeroKind::none ? 128 : 255));
+        for (const std::int64_t k : {most, most + 1}) {
+          const ActScheme way{DType::s8, GroupShape::channel(), of_acts};
+          SCOPED_TRACE(::testing::Message() << name(codes) << " less " << name(zeros) << ", " << name_of({}, way) << " K=" << k
+                                            << " to " << name(out));
+          QuantTensor q = random_weight({DType::s8, ZeroKind::integer, GroupShape::channel(), DType::f32}, n, k, 3);
+          q.scheme.codes = codes;
+          q.zeros = Tensor(zeros, {n, 1});
+          for (std::int64_t i = 0; i < n; ++i) q.zeros.set(i, zero);
+          std::ranges::fill(q.codes, code);
+          const LinearSpec spec{.a_dtype = DType::s8, .m_max = m, .epilogue = {.out = out}, .act_scheme = way};
+          const auto weight = pack(q, {.kernel = std::string(kernel.name)});
+          if (!weight.ok()) continue;  // not of such codes
+          const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
+          if (!plan.ok()) {
+            EXPECT_GT(k, most) << plan.status().message();
+            continue;
+          }
+          EXPECT_TRUE(out == DType::f32 || k <= most) << "sums that 32 bits do not hold";
+          Tensor a(DType::s8, {m, k}), a_scale(DType::f32, {m}), a_zero(DType::s32, {m});
+          std::ranges::fill(a.bytes, std::byte{0x80});
+          for (std::int64_t i = 0; i < m; ++i) a_scale.set(i, 0.25f), a_zero.as<std::int32_t>()[i] = 127;
+          Operands args;
+          if (out != DType::s32) args.a_scale = view_of(a_scale);
+          if (of_acts != ZeroKind::none) args.a_zero = view_of(a_zero);
+          Tensor d(out, {m, n});
+          const Status ran = run_on_host(*plan, *weight, view_of(a), TensorView(d.bytes.data(), d.dtype, {m, n}), args);
+          ASSERT_TRUE(ran.ok()) << ran.message();
+          expect_same(d, exact_w8a8(q, view_of(a), spec, args));
+          if (HasFatalFailure()) return;
+          ++compared;
+        }
+      }
+  EXPECT_GT(compared, 0) << "the kernel took no layer";
+}
+
 /// Zero points that are no codes, of an A that comes quantized: right for every integer of 32 bits, and beside others.
 TEST_P(LinearConformance, ZeroPointsOutsideTheCodes) {
   const Kernel& kernel = *GetParam();

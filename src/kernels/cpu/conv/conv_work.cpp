@@ -18,7 +18,8 @@ std::size_t round_up(std::int64_t bytes) { return (static_cast<std::size_t>(byte
 }  // namespace
 
 ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayout input, ImageLayout output, DType act,
-                   const EpilogueSpec& epilogue, const ActScheme& quantize, const WeightScheme& weight, bool prescales)
+                   const EpilogueSpec& epilogue, const ActScheme& quantize, const WeightScheme& weight, DType zero_type,
+                   bool prescales)
     : geometry_(geometry),
       depthwise_(kernel.variant == kDepthwise),
       inputs_(depthwise_ ? std::min<std::int64_t>(geometry.in_channels, kernel.tile.n) : geometry.group_inputs()),
@@ -40,7 +41,8 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   // Requires one scale for the whole image, octets or rows that end inside a pixel, sums that fit 32 bits, and mostly full tiles.
   const std::int64_t unit = in_rows(kernel.form) ? kRowBytes : tile::kOctet;
   multiplies_pixels_ = kernel.variant == "whole" && quantize.group == GroupShape::tensor() && !prescales &&
-                       geometry.group_inputs() % unit == 0 && k <= kMaxInt8Segment;
+                       geometry.group_inputs() % unit == 0 && k <= kMaxInt8Segment &&
+                       k <= most_whole_channels(weight, zero_type, quantize);
   transposes_out_ = output == ImageLayout::nchw;
   width_ = quantizes_pixels_ ? 1 : bits(act) / 8;
   // With a filter of one element, skipped pixels are not gathered; along a row only if pixels are not contiguous.

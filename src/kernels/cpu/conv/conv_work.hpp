@@ -41,12 +41,13 @@ constexpr std::string_view kDepthwise = "depthwise";
 class ConvWork {
  public:
   ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayout input, ImageLayout output, DType act,
-           const EpilogueSpec& epilogue, const ActScheme& quantize, const WeightScheme& weight, bool prescales);
+           const EpilogueSpec& epilogue, const ActScheme& quantize, const WeightScheme& weight, DType zero_type, bool prescales);
   ConvWork(const Kernel& kernel, const Problem& p)
-      : ConvWork(kernel, p.geometry, p.input, p.output, p.a_dtype, p.epilogue, p.act_scheme, p.scheme, p.prescales_k) {}
+      : ConvWork(kernel, p.geometry, p.input, p.output, p.a_dtype, p.epilogue, p.act_scheme, p.scheme, p.zero_type,
+                 p.prescales_k) {}
   ConvWork(const Kernel& kernel, const StepArgs& args)
       : ConvWork(kernel, args.conv->geometry, args.conv->input, args.conv->output, args.a.dtype, args.conv->epilogue,
-                 args.conv->act_scheme, args.weight->scheme, !args.weight->prescale.empty()) {}
+                 args.conv->act_scheme, args.weight->scheme, args.weight->zero_type, !args.weight->prescale.empty()) {}
 
   /// The offsets of the parts of a task's scratch, in bytes.
   struct Scratch {

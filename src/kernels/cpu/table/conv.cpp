@@ -354,9 +354,8 @@ Status accepts_depthwise(const Kernel& self, const Problem& p) {
   if (!sums_whole_rows(p.scheme, p.act_scheme) || p.act_scheme.group != GroupShape::tensor())
     return error(StatusCode::unsupported, "multiplies int8 of one scale per tensor by integers of one per output channel, not {}",
                  Scheme{p.scheme, p.act_scheme}.name());
-  if (p.k > kExactTaps)
-    return error(StatusCode::unsupported, "adds integers as floats, exactly up to {} of them, the kernel has {}", kExactTaps,
-                 p.k);
+  if (const std::int64_t most = kExactSums / largest_product(p.scheme, p.zero_type, p.act_scheme); p.k > most)
+    return error(StatusCode::unsupported, "adds integers as floats, exactly up to {} of them, the filter has {}", most, p.k);
   return {};
 }
 

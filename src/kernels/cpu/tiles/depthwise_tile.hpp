@@ -6,7 +6,7 @@
 //     for every few tokens of an output row: acc[few][R] += pixel ∘ panel                registers over all taps
 //     W8A8: the scales; epilogue
 //
-// Integers are multiplied as floats: up to kExactTaps taps the sums stay below 2²⁴, where f32 is exact.
+// Integers are multiplied as floats, exact while their sums stay below kExactSums.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace nibble::cpu {
 
-/// 255·255·258 < 2²⁴.
-constexpr std::int64_t kExactTaps = 258;
+/// f32 holds every integer up to here.
+constexpr std::int64_t kExactSums = 1 << 24;
 
 struct DepthwiseTask {
   const Patches* patches;  // of `type`, `pixel_bytes` apart

@@ -323,9 +323,9 @@ void apply_scales(const Decoder& d, float token, const Channels& channels, float
   }
 }
 
-/// sum + bias modulo 2³², of a sum that fits.
+/// sum + bias modulo 2³². The sum has more bits where zero points of activations are no codes.
 inline std::int32_t biased(double sum, std::int32_t bias) {
-  return static_cast<std::int32_t>(static_cast<std::uint32_t>(static_cast<std::int32_t>(sum)) + static_cast<std::uint32_t>(bias));
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(static_cast<std::int64_t>(sum)) + static_cast<std::uint32_t>(bias));
 }
 inline float bits_of(std::int32_t sum) {
   float bits;

@@ -134,9 +134,8 @@ Status accepts_codes(const Kernel& self, const Problem& p) {
   if (!sums_whole_rows(p.scheme, p.act_scheme))
     return error(StatusCode::unsupported, "sums over all of a patch, {} has not one scale per output channel",
                  Scheme{p.scheme, p.act_scheme}.name());
-  constexpr std::int64_t kMost = ((std::int64_t{1} << 31) - 1) / (255 * 255);
-  if (p.k > kMost)
-    return error(StatusCode::unsupported, "K={}: sums of more than {} products of int8 do not fit into 32 bits", p.k, kMost);
+  if (const std::int64_t most = most_whole_channels(p.scheme, p.zero_type, p.act_scheme); p.k > most)
+    return error(StatusCode::unsupported, "K={}: sums of more than {} such products do not fit into 32 bits", p.k, most);
   return {};
 }
 

@@ -144,7 +144,7 @@ Status accepts_w8a8(const Kernel& self, const Problem& p) {
   if (act.codes == DType::e4m3 && act.group.k != 0 && act.group.k != gpu_w8::kChannels)
     return error(StatusCode::unsupported, "takes a scale per token, tensor or {} channels of e4m3 activations, not per {}",
                  gpu_w8::kChannels, act.group.k);
-  if (const std::int64_t most = most_whole_channels(p.scheme, act); act.codes == DType::s8 && p.k > most)
+  if (const std::int64_t most = most_whole_channels(p.scheme, p.zero_type, act); act.codes == DType::s8 && p.k > most)
     return error(StatusCode::unsupported, "K={}: sums of more than {} such products do not fit into 32 bits", p.k, most);
   if (std::max({p.m, p.n, p.k}) > kMostDimension)
     return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);

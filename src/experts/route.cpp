@@ -83,7 +83,8 @@ class Router {
         else
           second = std::max(second, choices_[e]);
       }
-      groups_[g] = {size > 1 ? best + second : best, g};
+      const float sum = size > 1 ? best + second : best;
+      groups_[g] = {std::isnan(sum) ? best : sum, g};  // of infinities of both signs, which have no order
     }
     std::ranges::sort(groups_,
                       [](const Group& a, const Group& b) { return a.sum != b.sum ? a.sum > b.sum : a.number < b.number; });

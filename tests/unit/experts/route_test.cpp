@@ -57,6 +57,16 @@ TEST(Route, TheBiasChoosesAndDoesNotWeigh) {
   EXPECT_NEAR(r.weights[0], sigmoid(0) / (sigmoid(0) + sigmoid(3)), 1e-6);
 }
 
+/// Such as a bias that rules experts in and out.
+TEST(Route, InfinitiesOfBothSignsInAGroupHaveAnOrder) {
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  std::vector<float> logits(64, 1.0f), bias(64, 0.0f);  // 32 groups of two
+  for (const std::size_t e : {6u, 40u, 62u}) bias[e] = inf, bias[e + 1] = -inf;
+  const Routed r = routed(logits, 1, {.top_k = 3, .score = RouteScore::sigmoid, .groups = 32, .top_groups = 3}, bias);
+  ASSERT_TRUE(r.status.ok()) << r.status.message();
+  EXPECT_THAT(r.ids, ElementsAre(6, 40, 62));
+}
+
 TEST(Route, ExpertsOutsideTheBestGroupsAreNoChoice) {
   // Sums of the two best: 0.9 + 0.1 of logits is beaten by two of medium score.
   const Routed r = routed({9, -9, -9, /**/ 2, 2, -9, /**/ 1, 1, 1, /**/ 3, -9, -9}, 1,

@@ -321,6 +321,9 @@ Status Plan::Impl::check_weight(const PackedWeight& weight) const {
       (p.op != Op::dequantize && (p.permutes_k == w.perm.empty() || p.prescales_k == w.prescale.empty())))
     return error(StatusCode::invalid_argument, "the plan is for W[{},{}] {} packed as {}, the weight is W[{},{}] {} packed as {}",
                  p.n, p.k, p.scheme.name(), layout->name, w.n, w.k, w.scheme.name(), w.layout->name);
+  if (w.zero_type != p.zero_type)  // sums that fit 32 bits with those of one type may not with those of another
+    return error(StatusCode::invalid_argument, "the plan is for zero points of {}, the weight has those of {}", name(p.zero_type),
+                 name(w.zero_type));
   if (w.paired != pairs_rows(linear.epilogue, w.scheme))  // only a linear plan has a glu
     return error(StatusCode::invalid_argument, "{}", unpaired(w.paired));
   if (w.backend() != p.memory)

@@ -319,6 +319,9 @@ TEST(Plan, RunChecksItsArgumentsAndWritesNothing) {
     for (float x : d) ASSERT_EQ(x, 7.0f);
   };
   expect(plan->run(*other, a_view, d_view, args, workspace), "the plan is for W[40,64]");
+  QuantTensor with_signs = random_weight(kAwq, n, k, 1);
+  with_signs.zeros.dtype = DType::s8;
+  expect(plan->run(*pack(with_signs), a_view, d_view, args, workspace), "zero points of u8, the weight has those of s8");
   expect(plan->run(*weight, ConstTensorView(a.data(), {m, 32}), d_view, args, workspace), "A is f32 [3,32]");
   expect(plan->run(*weight, ConstTensorView(a.data(), {m + 1, k}), d_view, args, workspace), "[1…3,64]");
   expect(plan->run(*weight, a_view, TensorView(d.data(), {n, m}), args, workspace), "D is f32 [40,3]");

@@ -71,6 +71,7 @@ struct Pixel {
 /// The epilogue. Sums for a D of s32, the integers of W8A8, are passed as floats of the same bits and stored as they are.
 struct Element {
   float acc_scale = 1.0f;                  // on the sum, before everything else: a weight's second-level scale
+  const float* act_scale = nullptr;        // of a row's activations: on its sums, next; written by a step before the kernel
   const std::int32_t* sum_bias = nullptr;  // of W8A8: the kernel adds it to the integer sums
   const float* row_scale = nullptr;
   const float* col_scale = nullptr;
@@ -97,21 +98,23 @@ struct Element {
     };
     Element rest = *this;
     rest.d = static_cast<std::byte*>(d) + m * d_stride * bits(out) / 8;
+    if (act_scale != nullptr) rest.act_scale += m;
     if (row_scale != nullptr) rest.row_scale += m;
     advance(rest.gate), advance(rest.residual);
     return rest;
   }
+  /// Whether acc_scale is the only scale.
+  NIBBLE_HOST_DEVICE bool unscaled() const { return act_scale == nullptr && row_scale == nullptr && col_scale == nullptr; }
   /// Whether the epilogue is acc_scale and a store to 16-bit floats, as in most layers: store_plain suffices.
   NIBBLE_HOST_DEVICE bool plain() const {
-    return row_scale == nullptr && col_scale == nullptr && bias.data == nullptr && activation == Activation::none &&
-           glu_half == 0 && gate.data == nullptr && residual.data == nullptr && (out == DType::f16 || out == DType::bf16) &&
-           d_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(d) % 4 == 0;
+    return unscaled() && bias.data == nullptr && activation == Activation::none && glu_half == 0 && gate.data == nullptr &&
+           residual.data == nullptr && (out == DType::f16 || out == DType::bf16) && d_stride % 2 == 0 &&
+           reinterpret_cast<std::uintptr_t>(d) % 4 == 0;
   }
   /// The same for a store to f32: store_plain_floats suffices.
   NIBBLE_HOST_DEVICE bool plain_floats() const {
-    return row_scale == nullptr && col_scale == nullptr && bias.data == nullptr && activation == Activation::none &&
-           glu_half == 0 && gate.data == nullptr && residual.data == nullptr && out == DType::f32 && d_stride % 2 == 0 &&
-           reinterpret_cast<std::uintptr_t>(d) % 8 == 0;
+    return unscaled() && bias.data == nullptr && activation == Activation::none && glu_half == 0 && gate.data == nullptr &&
+           residual.data == nullptr && out == DType::f32 && d_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(d) % 8 == 0;
   }
 #if NIBBLE_DEVICE_CODE
   /// D[m,n] and D[m,n+1] from their sums; n even.
@@ -174,6 +177,10 @@ struct Element {
     };
 #pragma unroll
     for (int i = 0; i < 4; ++i) gates[i] = multiply(acc[2 * i], acc_scale), others[i] = multiply(acc[2 * i + 1], acc_scale);
+    if (act_scale != nullptr) {
+      const float act = of_acts(m);
+      each([&](float x, std::int64_t) { return multiply(x, act); });
+    }
     if (row_scale == nullptr && col_scale == nullptr) each([&](float x, std::int64_t) { return rounded(x); });
     if (row_scale != nullptr) each([&](float x, std::int64_t) { return multiply(x, row); });
     if (col_scale != nullptr) each([&](float x, std::int64_t i) { return multiply(x, col_scale[i]); });
@@ -210,6 +217,10 @@ struct Element {
         each([&](float x, int i) { return use(x, operand.at(first + i)); });
     };
     each([&](float x, int) { return multiply(x, acc_scale); });
+    if (act_scale != nullptr) {
+      const float scale = of_acts(m);
+      each([&](float x, int) { return multiply(x, scale); });
+    }
     if (row_scale != nullptr) {
       const float scale = row_scale[m];
       each([&](float x, int) { return multiply(x, scale); });
@@ -234,13 +245,15 @@ struct Element {
     store(m, n, first);
     if (n + 1 < channels) store(m, n + 1, second);
   }
-  /// Channel n of a row, or of a pixel of images, which have no row_scale: element `at` of D.
+  /// Channel n of a row, or of a pixel of images, which have neither act_scale nor row_scale: element `at` of D.
   template <class Where>
   NIBBLE_HOST_DEVICE void store_at(std::int64_t at, const Where& where, std::int64_t n, float acc) const {
     if (out == DType::s32) return write(at, n, acc);
     acc = multiply(acc, acc_scale);
-    if constexpr (std::is_same_v<Where, Row>)
+    if constexpr (std::is_same_v<Where, Row>) {
+      if (act_scale != nullptr) acc = multiply(acc, of_acts(where.m));
       if (row_scale != nullptr) acc = multiply(acc, row_scale[where.m]);
+    }
     if (col_scale != nullptr) acc = multiply(acc, col_scale[n]);
     if (bias.data != nullptr) acc = add(acc, bias.at(n));
     with_activation(*this, [&acc](auto function) { acc = function(acc); });
@@ -250,6 +263,14 @@ struct Element {
   }
 
  private:
+  /// act_scale of a row, past L1, which may hold stale lines: the step may have written it after this kernel started.
+  NIBBLE_HOST_DEVICE float of_acts(std::int64_t m) const {
+#if defined(__CUDA_ARCH__)
+    return __ldcg(act_scale + m);
+#else
+    return act_scale[m];
+#endif
+  }
   /// x in the precision of D where that is f16 or bf16 (EpilogueSpec::factor_type).
   NIBBLE_HOST_DEVICE float rounded(float x) const {
 #if defined(__CUDA_ARCH__)
@@ -265,6 +286,7 @@ struct Element {
   NIBBLE_HOST_DEVICE float product(std::int64_t m, std::int64_t j, float first, float second) const {
     const auto x = [&](float acc, std::int64_t n) {
       acc = multiply(acc, acc_scale);
+      if (act_scale != nullptr) acc = multiply(acc, of_acts(m));
       if (row_scale == nullptr && col_scale == nullptr) acc = rounded(acc);
       if (row_scale != nullptr) acc = multiply(acc, row_scale[m]);
       if (col_scale != nullptr) acc = multiply(acc, col_scale[n]);

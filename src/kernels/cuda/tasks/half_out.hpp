@@ -13,8 +13,8 @@ enum class HalfOut : std::uint8_t { no, channels, pixels, pixel_fours };
 
 /// Whether the epilogue is a bias at most.
 inline bool is_bias(const epilogue::Element& e) {
-  return e.acc_scale == 1.0f && e.row_scale == nullptr && e.col_scale == nullptr && e.activation == Activation::none &&
-         e.glu_half == 0 && e.gate.data == nullptr && e.residual.data == nullptr;
+  return e.acc_scale == 1.0f && e.unscaled() && e.activation == Activation::none && e.glu_half == 0 && e.gate.data == nullptr &&
+         e.residual.data == nullptr;
 }
 /// The same, and D is of 16-bit floats.
 inline bool is_short(const epilogue::Element& e) { return is_bias(e) && (e.out == DType::f16 || e.out == DType::bf16); }

@@ -1,9 +1,13 @@
 // int8 activations times the integer codes of gpu_n64k128 on every GPU (codes.cu), and what convolutions do before: patches to rows of codes
-// (quantize_blocks.cu), codes to floats (decode_acts.cu), codes of u8 to those of s8 (recode_acts.cu). On the emulated GPU: launchers and kernels as they are.
+// (quantize_blocks.cu), codes to floats and to halves (decode_acts.cu), codes of u8 to those of s8 (recode_acts.cu). On the emulated GPU: launchers and kernels as they are.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
 #include <random>
+#include <vector>
 
 #include "emulator/codes_layer.hpp"
 #include "kernels/cuda/steps/quantize_blocks.hpp"  // quantize_test.cpp has it
@@ -271,6 +275,73 @@ TEST(EmulatedRecode, TakesHalfOfTheRangeFromCodesAndZeroPoints) {
     }
     for (std::size_t i = 0; i < made.size(); ++i)
       ASSERT_EQ(made[i], static_cast<std::int64_t>(i) < c.tokens * c.groups ? zeros[3 * i] - 128 : 7777) << i;
+  }
+}
+
+/// Codes at multiples of 8 bytes and not, with a scale per tensor, per token and per block, in order and not; every code, NaN too.
+TEST(EmulatedCodeHalves, TimesTheirScaleAreWhatCodesStandFor) {
+  emulator::use_shared_memory(shared);
+  struct HalvesCase {
+    int m, k, pitch, group;  // group −1: a scale of the tensor
+    bool permuted;
+  };
+  for (const HalvesCase& c : {HalvesCase{3, 520, 520, 0, false},
+                              {2, 2000, 2003, -1, false},
+                              {5, 203, 208, 0, true},
+                              {4, 1300, 1304, 128, false},
+                              {3, 203, 203, 20, false},
+                              {3, 333, 336, 64, true}}) {
+    SCOPED_TRACE(fmt::format("[{},{}], blocks of {}", c.m, c.k, c.group));
+    std::mt19937 random(static_cast<unsigned>(c.k));
+    const int blocks = c.group <= 0 ? 1 : (c.k + c.group - 1) / c.group, pitch = (c.k + 7) / 8 * 8;
+    std::vector<std::uint8_t> codes(static_cast<std::size_t>(c.m * c.pitch));
+    for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(i < 256 ? i : random() % 127);
+    std::vector<float> scales;
+    for (int i = 0; i < c.m * blocks; ++i) scales.push_back(std::ldexp(1.0f + static_cast<float>(random() % 97) / 97, i % 7 - 9));
+    scales.back() = 0;
+    std::vector<std::int32_t> perm;
+    for (int k = 0; k < c.k; ++k) perm.push_back((k * 7 + 3) % c.k);
+    std::vector<std::uint16_t> x(static_cast<std::size_t>(c.m * pitch) + 8, 0xa5a5);
+    std::vector<float> made(static_cast<std::size_t>(c.m) + 1, -5.0f);
+    QuantizedActs acts{.codes = codes.data(), .pitch = c.pitch, .scale = 0.75f};
+    if (c.group >= 0) acts.scales = scales.data(), acts.scale_row = blocks, acts.scale_group = 1, acts.group = c.group;
+    ASSERT_EQ(code_halves({.acts = acts,
+                           .perm = c.permuted ? perm.data() : nullptr,
+                           .m = c.m,
+                           .k = c.k,
+                           .x = x.data(),
+                           .pitch = pitch,
+                           .scales = made.data()},
+                          nullptr),
+              cudaSuccess);
+    for (int m = 0; m < c.m; ++m) {
+      const float scale = made[static_cast<std::size_t>(m)];
+      if (c.group <= 0) {
+        ASSERT_EQ(scale, c.group < 0 ? 0.75f : scales[static_cast<std::size_t>(m)]);
+      } else {
+        int exponent = 0;
+        ASSERT_EQ(std::frexp(scale, &exponent), 0.5f);
+        const float largest = *std::max_element(scales.begin() + m * blocks, scales.begin() + (m + 1) * blocks);
+        ASSERT_TRUE(scale <= largest && largest < 2 * scale) << scale << " of " << largest;
+      }
+      for (int k = 0; k < pitch; ++k) {
+        const float got = to_f32(std::bit_cast<f16>(x[static_cast<std::size_t>(m * pitch + k)]));
+        if (k >= c.k) {
+          ASSERT_EQ(got, 0.0f);
+          continue;
+        }
+        const int channel = c.permuted ? perm[static_cast<std::size_t>(k)] : k;
+        const float number = code_value(DType::e4m3, codes[static_cast<std::size_t>(m * c.pitch + channel)]);
+        if (std::isnan(number)) {
+          ASSERT_TRUE(std::isnan(got)) << m << " " << k;
+          continue;
+        }
+        const float quotient = c.group <= 0 ? 1.0f : scales[static_cast<std::size_t>(m * blocks + channel / c.group)] / scale;
+        ASSERT_EQ(got, to_f32(to_f16(number * quotient))) << m << " " << k;
+      }
+    }
+    ASSERT_EQ(made.back(), -5.0f);
+    for (std::size_t i = x.size() - 8; i < x.size(); ++i) ASSERT_EQ(x[i], 0xa5a5);
   }
 }
 

@@ -30,6 +30,7 @@ enum class Kind {
   e4m3_token,
   groups,
   group_zeros,
+  halves,
   terms,
   plain_terms,
   zero_terms,
@@ -49,15 +50,15 @@ struct Case {
 
   bool online() const { return kind >= Kind::terms; }
   bool offsets() const { return kind == Kind::s8_offsets || kind == Kind::offset_terms; }
-  bool e4m3() const { return kind == Kind::e4m3_token || kind == Kind::groups; }
+  bool e4m3() const { return kind == Kind::e4m3_token || kind == Kind::groups || kind == Kind::halves; }
   bool zeros() const { return kind == Kind::s8_zeros || kind == Kind::group_zeros || kind == Kind::zero_terms; }
   int fold() const { return fold_of(group); }
-  int columns() const { return online() ? (k + 127) / 128 * 128 : k; }
+  int columns() const { return online() ? (k + 127) / 128 * 128 : kind == Kind::halves ? (k + 7) / 8 * 8 : k; }
 };
 
 std::string name(const Case& c) {
-  const char* const kinds[] = {"s8",       "s8_zeros", "s8_static",   "s8_offsets", "e4m3",        "e4m3",
-                               "s8_zeros", "terms",    "plain_terms", "zero_terms", "offset_terms"};
+  const char* const kinds[] = {"s8",       "s8_zeros", "s8_static", "s8_offsets",  "e4m3",       "e4m3",
+                               "s8_zeros", "halves",   "terms",     "plain_terms", "zero_terms", "offset_terms"};
   return fmt::format("{}_{}_{}x{}_g{}{}{}", kinds[static_cast<int>(c.kind)], nibble::name(c.type), c.m, c.k, c.group,
                      c.padding != 0 ? "_padded" : "", c.prescaled ? "_prescaled" : "");
 }
@@ -108,6 +109,8 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
   task.known = c.kind == Kind::s8_static;
   task.scale = 0.03f, task.zero = task.known ? 5 : 0;
   task.codes = codes.data(), task.pitch = columns, task.columns = columns;
+  std::vector<std::uint16_t> halves(static_cast<std::size_t>(c.kind == Kind::halves ? c.m * columns : 0) + 8, 0xa5a5);
+  if (c.kind == Kind::halves) task.codes = nullptr, task.halves = halves.data();
   if (c.online()) {
     task.terms = terms.data(), task.term_fold = term_fold, task.fold = c.fold();
     task.term_pairs = c.kind != Kind::terms;
@@ -159,8 +162,13 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
     std::int32_t sum = 0;
     for (int k = 0; k < columns; ++k) {
       const int channel = c.online() ? k / 16 * 16 + gpu_tile::interleaved(k % 16) : k;
-      ASSERT_EQ(codes[static_cast<std::size_t>(m * columns + k)], static_cast<std::uint8_t>(code_of(channel)))
-          << m << " " << channel;
+      const auto code = static_cast<std::uint8_t>(code_of(channel));
+      if (c.kind == Kind::halves)
+        ASSERT_EQ(halves[static_cast<std::size_t>(m * columns + k)],
+                  std::bit_cast<std::uint16_t>(to_f16(code_value(DType::e4m3, code))))
+            << m << " " << channel;
+      else
+        ASSERT_EQ(codes[static_cast<std::size_t>(m * columns + k)], code) << m << " " << channel;
       sum += static_cast<std::int8_t>(code_of(channel));
     }
     if (task.sums != nullptr) {
@@ -189,6 +197,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
     }
   }
   for (std::size_t i = static_cast<std::size_t>(c.m * columns); i < codes.size(); ++i) ASSERT_EQ(codes[i], 0xa5);
+  for (std::size_t i = halves.size() - 8; i < halves.size(); ++i) ASSERT_EQ(halves[i], 0xa5a5);
 }
 
 // A vector a thread, and several; whole rows, tails, gaps; CTAs of several rows, parts of rows, and rows too long for a CTA.
@@ -206,6 +215,9 @@ constexpr Case kCases[] = {
     {Kind::s8_static, DType::f16, 60, 2048},
     {Kind::e4m3_token, DType::bf16, 50, 2048},
     {Kind::e4m3_token, DType::bf16, 2, 53248},
+    {Kind::halves, DType::bf16, 50, 2048},
+    {Kind::halves, DType::f32, 2, 53248},
+    {Kind::halves, DType::f16, 7, 205, 0, 3, true},
     {Kind::groups, DType::bf16, 3, 1024, 128},
     {Kind::groups, DType::f16, 70, 1536, 128},
     {Kind::groups, DType::f32, 30, 1024, 128},

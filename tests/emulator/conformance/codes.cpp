@@ -20,6 +20,10 @@ int decode_acts(const cuda::QuantizedActs& acts, DType type, const std::int32_t*
   use_shared_memory(cuda::shared);
   return cuda::decode_acts(acts, type, perm, m, static_cast<int>(k), x, nullptr);
 }
+int code_halves(const cuda::CodeHalves& task) {
+  use_shared_memory(cuda::shared);
+  return cuda::code_halves(task, nullptr);
+}
 int recode_acts(const RecodeTask& task) {
   use_shared_memory(cuda::shared);
   return cuda::recode_acts(task, nullptr);

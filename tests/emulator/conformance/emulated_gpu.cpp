@@ -1,6 +1,6 @@
 // cuda.hpp and launch.hpp on the emulated GPU, in the place of no_cuda.cpp: device memory is the host's, a launch runs to its end before it
 // returns, and only the kernels of every GPU run. With NIBBLE_EMULATED_GPU=80 or 75 in the environment it is of compute capability 8.0 or 7.5,
-// and sm_80's kernels for codes, for experts and for convolutions run, too. Plans, packing, workspaces and the functions of kernel rows are the library's own.
+// and sm_80's kernels for floats, for codes, for experts and for convolutions run, too. Plans, packing, workspaces and the functions of kernel rows are the library's own.
 #include <cstdlib>
 #include <cstring>
 
@@ -60,7 +60,9 @@ namespace cuda {
 Result<int> current_device() { return 0; }
 Result<RingRoom> ring_room() { return not_emulated(); }
 Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { return not_emulated(); }
-Status launch_linear_sm80(const LinearTask&, int, Stream) { return not_emulated(); }
+Status launch_linear_sm80(const LinearTask& task, int split, Stream) {
+  return status_of(emulator::linear_decode_sm80(task, split));
+}
 Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return not_emulated(); }
 Status launch_wna8_sm80(const Wna8Task& task, int split, Stream) { return status_of(emulator::linear_wna8_sm80(task, split)); }
 Status launch_gemm_sm80_experts(const LinearTask& task, int rows, Stream) {
@@ -80,7 +82,7 @@ Status launch_conv_w8a8_sm90(const ConvTask&, int, int, int, Stream) { return no
 Status launch_conv_wna8_sm90(const ConvTask&, int, int, Stream) { return not_emulated(); }
 Status launch_conv_wna8_sm80(const ConvTask& task, Stream) { return status_of(emulator::conv_wna8_sm80(task)); }
 Status launch_conv_w8a8_sm80(const ConvTask& task, Stream) { return status_of(emulator::conv_w8a8_sm80(task)); }
-Status launch_gemm_sm80(const LinearTask&, int, Stream) { return not_emulated(); }
+Status launch_gemm_sm80(const LinearTask& task, int split, Stream) { return status_of(emulator::linear_gemm_sm80(task, split)); }
 Status launch_fixed_point_acts(const QuantizeTask& task, Stream) { return status_of(emulator::fixed_point_acts(task)); }
 Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream) {
   return status_of(emulator::epilogue_rows(epilogue, sums, m, n));
@@ -116,6 +118,7 @@ Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int3
                           float* x, Stream) {
   return status_of(emulator::decode_acts(acts, type, perm, m, k, x));
 }
+Status launch_code_halves(const CodeHalves& task, Stream) { return status_of(emulator::code_halves(task)); }
 Status launch_norm_rows(const NormTask& task, Stream) { return status_of(emulator::norm_rows(task)); }
 Status launch_norm_codes(const NormTask& task, const QuantizeTask& codes, Stream) {
   return status_of(emulator::norm_codes(task, codes));

@@ -1,4 +1,4 @@
-// The launchers of the kernels of every GPU, and of sm_80's for codes, for experts and for convolutions, on the emulated GPU: each in a translation unit with the shared memory that its kernels declare.
+// The launchers of the kernels of every GPU, and of sm_80's for floats, for codes, for experts and for convolutions, on the emulated GPU: each in a translation unit with the shared memory that its kernels declare.
 #pragma once
 
 #include "kernels/cuda/launch/launch.hpp"
@@ -19,12 +19,15 @@ int conv_wna8_sm80(const cuda::ConvTask& task);
 int quantize_acts(const cuda::QuantizeTask& task);
 int quantize_patches(const cuda::QuantizeTask& task, const cuda::PatchRows& patches);
 int decode_acts(const cuda::QuantizedActs& acts, DType type, const std::int32_t* perm, std::int64_t m, std::int64_t k, float* x);
+int code_halves(const cuda::CodeHalves& task);
 int recode_acts(const RecodeTask& task);
 int fixed_point_acts(const cuda::QuantizeTask& task);
 int epilogue_rows(const epilogue::Element& epilogue, const cuda::StoredSums& sums, std::int64_t m, int n);
 int sort_rows(const cuda::SortTask& task);
 int gather_expert_rows(const cuda::GatherRowsTask& task);
 int combine_rows(const cuda::CombineTask& task);
+int linear_decode_sm80(const cuda::LinearTask& task, int split);
+int linear_gemm_sm80(const cuda::LinearTask& task, int split);
 int linear_gemm_sm80_experts(const cuda::LinearTask& task, int rows);
 int linear_w8a8_sm80_experts(const cuda::W8A8Task& task, int rows);
 int linear_wna8_sm80(const cuda::Wna8Task& task, int split);

@@ -369,6 +369,10 @@ Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int3
                    fmt::format("decode_acts M={} K={}", m, k));
 }
 
+Status launch_code_halves(const CodeHalves& task, Stream stream) {
+  return status_of(code_halves(task, native(stream)), fmt::format("code_halves M={} K={}", task.m, task.k));
+}
+
 Status launch_norm_rows(const NormTask& task, Stream stream) {
   return status_of(norm_rows(task, native(stream)), fmt::format("norm_rows M={} K={}", task.m, task.k));
 }

@@ -84,6 +84,8 @@ Status launch_quantize_patches(const QuantizeTask& task, const PatchRows& patche
 /// x[M,K] = what the codes stand for (decode_acts.hpp).
 Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int32_t* perm, std::int64_t m, std::int64_t k,
                           float* x, Stream stream);
+/// FP8 codes → f16 numbers, and scales (decode_acts.hpp).
+Status launch_code_halves(const CodeHalves& task, Stream stream);
 /// u8 codes → s8 codes, and zero points.
 Status launch_recode_acts(const RecodeTask& task, Stream stream);
 /// RMSNorm or LayerNorm of activations (norm_rows.hpp).

@@ -62,6 +62,7 @@ Status launch_quantize_acts(const QuantizeTask&, Stream) { return no_cuda(); }
 Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return no_cuda(); }
 Status launch_epilogue_rows(const epilogue::Element&, const StoredSums&, std::int64_t, int, Stream) { return no_cuda(); }
 Status launch_quantize_patches(const QuantizeTask&, const PatchRows&, Stream) { return no_cuda(); }
+Status launch_code_halves(const CodeHalves&, Stream) { return no_cuda(); }
 Status launch_decode_acts(const QuantizedActs&, DType, const std::int32_t*, std::int64_t, std::int64_t, float*, Stream) {
   return no_cuda();
 }

@@ -1,4 +1,5 @@
-// Codes of activations → the numbers that they stand for, as f32: for kernels that multiply floats.
+// Codes of activations → the numbers that they stand for: as f32, for kernels that multiply floats, and as f16 with a scale, for those that
+// multiply 16-bit floats.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,5 +13,6 @@ namespace nibble::cuda {
 /// codes and of the blocks that share a scale; null: in order.
 cudaError_t decode_acts(const QuantizedActs& acts, DType type, const std::int32_t* perm, std::int64_t m, int k, float* x,
                         cudaStream_t stream);
+cudaError_t code_halves(const CodeHalves& task, cudaStream_t stream);
 
 }  // namespace nibble::cuda

@@ -12,6 +12,8 @@
 //   CTA  = one team, or several small ones: x counts a team's threads, y teams. Of the grid x counts CTAs of rows, y parts of a row. So no
 //        division delays the first loads
 //
+// Codes of FP8 are numbers of f16, too: for kernels that multiply those they are written as such, after the same rounding.
+//
 // Codes that are given, with their scales, are a type of A: nothing is looked for or rounded. They become what products with gpu_n64k128
 // read, as the codes made here do.
 //
@@ -34,8 +36,7 @@ namespace {
 
 template <DType kType, int V, QuantizeOutput kOutput, bool kWhole>
 __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
-                                  kRowThreads<kType, V, kWhole> == kWholeThreads && kOutput == QuantizeOutput::sums ? kWholeCtas
-                                                                                                                    : 1)
+                                  kRowThreads<kType, V, kWhole> == kWholeThreads && !kIsOnline<kOutput> ? kWholeCtas : 1)
     quantize_rows_kernel(const __grid_constant__ QuantizeParams given) {
   const QuantizeParams p = known_of<kWhole>(given);
   __shared__ Range ranges[kMaxWarps];
@@ -94,10 +95,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
       const int channel = base + team.thread * kEach;
       Raw<kType> raw[1];
       load(raw, p.source, row, [=](int) { return channel; });
-      if constexpr (kOutput != QuantizeOutput::sums)
+      if constexpr (kIsOnline<kOutput>)
         finish_wna8<kOffsets>(raw[0], p, row, channel, rule, true);
       else if (channel < last)
-        sum += finish(raw[0], p, row, channel, rule);
+        sum += finish<kOutput == QuantizeOutput::halves>(raw[0], p, row, channel, rule);
     }
   }
   if (t.sums == nullptr) return;
@@ -165,7 +166,7 @@ constexpr Kernels kKernels<DType::s8, kOutput>{quantize_rows_kernel<DType::s8, k
                                                kManyVectors<DType::s8>};
 template <QuantizeOutput kOutput>
 const Kernels& kernels_for(DType type) {
-  if constexpr (kOutput != QuantizeOutput::sums)
+  if constexpr (kIsOnline<kOutput>)
     if (type == DType::s8) return kKernels<DType::s8, kOutput>;
   if (type == DType::f32) return kKernels<DType::f32, kOutput>;
   return type == DType::f16 ? kKernels<DType::f16, kOutput> : kKernels<DType::bf16, kOutput>;
@@ -218,9 +219,13 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   if (online && (task.fold < 1 || columns % task.fold != 0 || task.codes_type != DType::s8 || task.sums != nullptr ||
                  (task.term_offsets && (!task.term_pairs || task.known))))
     return cudaErrorInvalidValue;
-  const Kernels& kernels = !online             ? kernels_for<QuantizeOutput::sums>(task.type)
-                           : task.term_offsets ? kernels_for<QuantizeOutput::offset_terms>(task.type)
-                                               : kernels_for<QuantizeOutput::terms>(task.type);
+  if (task.halves != nullptr && (online || task.codes_type != DType::e4m3 || task.sums != nullptr || columns % kEach != 0 ||
+                                 !aligned(task.halves, task.pitch * 2, 16)))
+    return cudaErrorInvalidValue;
+  const Kernels& kernels = task.halves != nullptr ? kernels_for<QuantizeOutput::halves>(task.type)
+                           : !online              ? kernels_for<QuantizeOutput::sums>(task.type)
+                           : task.term_offsets    ? kernels_for<QuantizeOutput::offset_terms>(task.type)
+                                                  : kernels_for<QuantizeOutput::terms>(task.type);
 
   const int vectors = (p.columns + kEach - 1) / kEach;
   const bool known = task.known || given;  // no scale is looked for; several: a row has more than one

@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/steps/act_vectors.cuh"
 #include "kernels/cuda/tasks/wna8_task.hpp"
+#include "kernels/cuda/weights/float_codes.cuh"
 
 namespace nibble::cuda {
 
@@ -19,8 +20,11 @@ constexpr int kMaxThreads = 1024;  // of a CTA: the maximum, for long rows
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr std::uint32_t kSignBit = 0x80000000u;
 
-/// What a kernel writes beside codes: their sums; the terms of folds; those with float offsets.
-enum class QuantizeOutput { sums, terms, offset_terms };
+/// What a kernel writes beside codes: their sums; the terms of folds; those with float offsets. Or, in their place, f16 numbers.
+enum class QuantizeOutput { sums, terms, offset_terms, halves };
+/// Whether it writes terms.
+template <QuantizeOutput kOutput>
+constexpr bool kIsOnline = kOutput == QuantizeOutput::terms || kOutput == QuantizeOutput::offset_terms;
 
 struct QuantizeParams {
   QuantizeTask task;
@@ -276,13 +280,17 @@ __device__ __forceinline__ void store(uint2 codes, const QuantizeParams& p, std:
     to[i] = static_cast<std::uint8_t>((i < 4 ? codes.x : codes.y) >> i % 4 * 8);
 }
 
-/// Quantizes and stores a vector; the sum of its codes.
-template <DType kType>
+/// Quantizes and stores a vector; the sum of its codes, or, of halves, 0.
+template <bool kHalves, DType kType>
 __device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const QuantizeParams& p, std::int64_t row, int channel,
                                                const Rule& rule) {
   if (channel >= p.columns) return 0;
   uint2 codes = codes_of(raw, p, channel, rule, p.task.codes_type == DType::e4m3);
   if (!p.whole) codes = only(codes, p.k - channel);
+  if constexpr (kHalves) {
+    *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(p.task.halves) + row * p.task.pitch + channel) = halves_of(codes);
+    return 0;
+  }
   store(codes, p, row, channel);
   return sum_of(codes);
 }
@@ -394,7 +402,7 @@ template <DType kType, int V, QuantizeOutput kOutput, bool kWhole>
 __device__ __forceinline__ void quantize_row(Raw<kType> (&raw)[V], const QuantizeParams& p, const Team& team, std::int64_t row,
                                              bool exists, int first, int step, Range (&ranges)[kMaxWarps],
                                              std::int32_t (&sums)[kMaxWarps]) {
-  constexpr bool kOnline = kOutput != QuantizeOutput::sums, kOffsets = kOutput == QuantizeOutput::offset_terms;
+  constexpr bool kOnline = kIsOnline<kOutput>, kOffsets = kOutput == QuantizeOutput::offset_terms;
   const QuantizeTask& t = p.task;
   constexpr int kRules = V == kLongVectors<kType> ? 1 : V;  // one per vector
   // Ranges for zero points of groups take twice the registers: too many where three CTAs share an SM.
@@ -456,7 +464,7 @@ __device__ __forceinline__ void quantize_row(Raw<kType> (&raw)[V], const Quantiz
     if constexpr (kOnline)
       finish_wna8<kOffsets>(raw[i], p, row, first + i * step, rule[i % kRules], exists);
     else if (exists)
-      sum += finish(raw[i], p, row, first + i * step, rule[i % kRules]);
+      sum += finish<kOutput == QuantizeOutput::halves>(raw[i], p, row, first + i * step, rule[i % kRules]);
   }
   if (t.sums == nullptr) return;
   sum = team.reduce(sum, sums);

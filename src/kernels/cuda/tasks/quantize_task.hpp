@@ -30,8 +30,9 @@ struct QuantizeTask {
   float scale = 1.0f;
   std::int32_t zero = 0;
 
-  void* codes = nullptr;     // [M, columns]
-  std::int64_t pitch = 0;    // bytes between rows
+  void* codes = nullptr;   // [M, columns]
+  void* halves = nullptr;  // in the place of codes: the f16 numbers that e4m3 codes are, [M, columns], at a multiple of 16 bytes
+  std::int64_t pitch = 0;  // bytes between rows; of halves elements, and columns and it are multiples of 8
   std::int64_t columns = 0;  // K, or more: codes past K are 0
   float* scales = nullptr;   // of a token (and group)
   std::int64_t scale_row = 0, scale_group = 0;

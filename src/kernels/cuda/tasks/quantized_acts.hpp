@@ -20,4 +20,16 @@ struct QuantizedActs {
   const float* offsets = nullptr;             // in the place of zero points: code·scale + offset
 };
 
+/// FP8 codes as f16 numbers: x·scale of its row is what a code stands for. Without blocks x is the code's own number; with them what it stands
+/// for divided by the row's scale, a power of two, and rounded.
+struct CodeHalves {
+  QuantizedActs acts;                  // e4m3, without zero points and offsets
+  const std::int32_t* perm = nullptr;  // position k is channel perm[k] of the codes and of their blocks; null: in order
+  std::int64_t m = 0;
+  int k = 0;
+  void* x = nullptr;        // [M, pitch], at a multiple of 16 bytes; past K up to a multiple of 8 x is 0
+  std::int64_t pitch = 0;   // elements between rows, a multiple of 8
+  float* scales = nullptr;  // [M]; null: not written
+};
+
 }  // namespace nibble::cuda

@@ -6,7 +6,7 @@
 //     f16   >> 3     s 000ee m000000000   >> 1  s 0eeee mmm0000000      s eeeee mm00000000
 //     bf16  >> 6     s 000000ee m000000   >> 4  s 0000eeee mmm0000
 //
-// An e4m3 NaN would become 480; weights in gpu_n64k128 have none.
+// An e4m3 NaN would become 480; weights in gpu_n64k128 have none. Activations may (halves_of).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -67,6 +67,17 @@ __device__ __forceinline__ float float_value(std::uint32_t code) {
   const std::uint32_t half = values<__half, kCodes>(placed<__half, kCodes>(code << kUp)) & 0xffffu;
   return __half2float(__ushort_as_half(static_cast<unsigned short>(half)));
 }
+/// Two e4m3 codes as f16 numbers, NaN included.
+__device__ __forceinline__ std::uint32_t two_halves_of(std::uint32_t codes) {
+  const std::uint32_t tops = (codes & 0xffu) << 8 | (codes & 0xff00u) << 16;
+  const std::uint32_t nan = ((tops & 0x7f007f00u) + 0x01000100u) & 0x80008000u;  // the sign bit of each half that is one
+  return values<__half, Codes::e4m3>(placed<__half, Codes::e4m3>(tops)) | (nan - (nan >> 15));
+}
+/// The same of eight.
+__device__ __forceinline__ uint4 halves_of(uint2 codes) {
+  return {two_halves_of(codes.x), two_halves_of(codes.x >> 16), two_halves_of(codes.y), two_halves_of(codes.y >> 16)};
+}
+
 /// The number that a stored code stands for, before zeros: u − base of integers.
 __device__ __forceinline__ float code_number(Codes codes, std::uint32_t code, float base) {
   switch (codes) {

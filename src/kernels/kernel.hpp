@@ -34,21 +34,22 @@ inline constexpr int kPreciseChannels = 512;
 
 /// The form in which a kernel reads activations.
 enum class ActForm : std::uint8_t {
-  as_given,    // as the caller passes them, without a prepare step
-  f32,         // CPU; cpu/prepare/prepare.hpp draws this form and the next seven
-  s8x3,        // 24-bit fixed point
-  s8,          // int8
-  s8k64,       // int8 in rows for AMX
-  bf16,        // pairs of channels
-  bf16k32,     // pairs of channels in rows for AMX
-  bf16x2k32,   // the same of f16 as the sum of two bf16
-  bf16x3k32,   // of f32 as the sum of three
-  s8_rows,     // GPU: int8 codes row by row, followed by their scales (cuda/table/w8a8.cpp)
-  e4m3_rows,   // GPU: the same of FP8 codes
-  s8i16,       // GPU: int8 codes interleaved by 16 channels (cuda/table/wna8.cpp)
-  s8x3_rows,   // GPU: 24-bit fixed point, three rows of such codes a token (cuda/table/fixed_point.cpp)
-  recoded,     // u8 codes as s8 codes, in front of what reads those (recode.hpp)
-  normalized,  // floats after RMSNorm or LayerNorm, in front of everything (norm.hpp)
+  as_given,     // as the caller passes them, without a prepare step
+  f32,          // CPU; cpu/prepare/prepare.hpp draws this form and the next seven
+  s8x3,         // 24-bit fixed point
+  s8,           // int8
+  s8k64,        // int8 in rows for AMX
+  bf16,         // pairs of channels
+  bf16k32,      // pairs of channels in rows for AMX
+  bf16x2k32,    // the same of f16 as the sum of two bf16
+  bf16x3k32,    // of f32 as the sum of three
+  s8_rows,      // GPU: int8 codes row by row, followed by their scales (cuda/table/w8a8.cpp)
+  e4m3_rows,    // GPU: the same of FP8 codes
+  e4m3_halves,  // GPU: FP8 codes as the f16 numbers that they are, with scales (cuda/table/e4m3_halves.cpp)
+  s8i16,        // GPU: int8 codes interleaved by 16 channels (cuda/table/wna8.cpp)
+  s8x3_rows,    // GPU: 24-bit fixed point, three rows of such codes a token (cuda/table/fixed_point.cpp)
+  recoded,      // u8 codes as s8 codes, in front of what reads those (recode.hpp)
+  normalized,   // floats after RMSNorm or LayerNorm, in front of everything (norm.hpp)
 };
 /// The form's token in kernel names: "s8k64"; rows of the GPU by their type.
 constexpr std::string_view name(ActForm form) {
@@ -66,6 +67,7 @@ constexpr std::string_view name(ActForm form) {
     case ActForm::bf16x2k32: return "bf16x2k32";
     case ActForm::bf16x3k32: return "bf16x3k32";
     case ActForm::e4m3_rows: return "e4m3";
+    case ActForm::e4m3_halves: return "e4m3f16";
     case ActForm::s8i16: return "s8i16";
     case ActForm::normalized: return "normalized";
   }
@@ -177,6 +179,8 @@ struct Kernel {
   bool fetches_rows = false;
   /// Of a convolution that multiplies prepared patches: the linear kernel of the same fields, whose loops it uses; given by the table.
   const Kernel* linear = nullptr;
+  /// Of a kernel of e4m3_halves: the kernel of f16 activations that multiplies them.
+  const Kernel* halves = nullptr;
 
   /// Ok, or the reason for refusing the problem, with the values.
   Status (*accepts)(const Kernel& self, const Problem& problem);

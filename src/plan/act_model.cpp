@@ -60,7 +60,10 @@ reference::ActModel model_of_sums(const Kernel& kernel, DType act, const ActSche
 
 reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& quantize, const WeightScheme& scheme,
                               Accumulation accumulation) {
+  const bool halves = kernel.form == ActForm::e4m3_halves;
+  if (halves) act = DType::f16;  // in which codes are multiplied
   reference::ActModel model = model_of_sums(kernel, act, quantize, scheme, accumulation);
+  if (halves && quantize.group.k != 0) model.block_type = act;
   if (kernel.rounds_prescaled) model.prescaled_type = act;
   return model;
 }

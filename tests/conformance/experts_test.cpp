@@ -51,6 +51,7 @@ TEST_P(ExpertConformance, LayersAreTheirDefinition) {
       {"s8r_s8c", {.experts = 5, .tokens = 19, .top_k = 2, .k = 256, .hidden = 128, .n = 72}},
       {"e4m3r_e4m3c", {.experts = 5, .tokens = 19, .top_k = 2, .k = 256, .hidden = 128, .n = 72}},
       {"e4m3g128_e4m3b128x128", {.experts = 5, .tokens = 70, .top_k = 2, .k = 256, .hidden = 128, .n = 136}},
+      {"e4m3r_u4b8g128", {.experts = 5, .tokens = 19, .top_k = 2, .k = 256, .hidden = 128, .n = 72}},
       {"s8r_u4b8g128", {.experts = 5, .tokens = 19, .top_k = 2, .k = 256, .hidden = 128, .n = 72}},
       {"s8zr_u4zg32", {}},
       {"s8g32_u4b8g32", {}},
@@ -98,7 +99,8 @@ TEST_P(ExpertConformance, GroupedRowsInEveryForm) {
   std::vector<std::int32_t> places;
   for (std::int64_t i = 0; i < rows; ++i) places.push_back(static_cast<std::int32_t>(i * 3 % kTokens));
   int taken = 0;
-  for (const char* text : {"u4b8g128", "f16", "s8r_u4b8g128", "s8r_s8c", "e4m3r_e4m3c", "e4m3g128_e4m3b128x128"})
+  for (const char* text : {"u4b8g128", "f16", "s8r_u4b8g128", "s8r_s8c", "e4m3r_u4b8g128", "e4m3g128_u4b8g128", "e4m3r_e4m3c",
+                           "e4m3g128_e4m3b128x128"})
     for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::s8, DType::e4m3}) {
       const Scheme scheme = *Scheme::parse(text);
       const bool floats = is_compute_float(type);

@@ -35,7 +35,7 @@ DType act_for(const Kernel& kernel, std::uint64_t turn) {
 ActScheme quantize_for(const Kernel& kernel) {
   if (kernel.act == "s8" || kernel.act == "s8k64") return {DType::s8, GroupShape::channel()};
   if (kernel.act == "s8i16" || kernel.quantizes) return {DType::s8, GroupShape::group(128)};
-  if (kernel.act == "e4m3") return {DType::e4m3, GroupShape::channel()};
+  if (kernel.act.starts_with("e4m3")) return {DType::e4m3, GroupShape::channel()};
   return {};
 }
 

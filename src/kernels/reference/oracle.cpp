@@ -333,8 +333,11 @@ class RowRounding {
   std::vector<double> weights_, moved_;  // w; fl(w) − w
 };
 
+/// The larger of two scales.
+double larger(double a, double b) { return std::abs(b) > std::abs(a) ? b : a; }
+
 /// Quantizes activations [M,K], with their parts, as the model says, or gives the bound on the error of fixed point for each. `scales`:
-/// receives that of each row's last block.
+/// receives the largest of each row's blocks.
 std::vector<double> round_activations(const WeightArrays& w, const ConstTensorView& a, const ActModel& model,
                                       std::vector<Meaning>& activations, std::vector<double>& scales) {
   std::vector<double> error;
@@ -368,7 +371,7 @@ std::vector<double> round_activations(const WeightArrays& w, const ConstTensorVi
       const ActQuantizer quantizer =
           known ? ActQuantizer(model.act_scheme, *w.static_acts)
                 : ActQuantizer(model.act_scheme, static_cast<float>(low), static_cast<float>(high), finite);
-      scales[static_cast<std::size_t>(m)] = quantizer.scale();
+      scales[static_cast<std::size_t>(m)] = larger(scales[static_cast<std::size_t>(m)], quantizer.scale());
       const double absmax = finite ? std::max(-low, high) : std::numeric_limits<double>::quiet_NaN();
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t k = order[static_cast<std::size_t>(i)];
@@ -467,7 +470,7 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
     return expected;
   }
   std::vector<Meaning> meanings(static_cast<std::size_t>(rows * w.k));
-  std::vector<double> act_scales(static_cast<std::size_t>(rows));  // of W8A8, which has one for all of a row
+  std::vector<double> act_scales(static_cast<std::size_t>(rows));  // the largest of a row; of W8A8 its only one
   for (std::int64_t m = 0; m < rows; ++m)
     for (std::int64_t k = 0; k < w.k; ++k) {
       const std::int64_t channel = w.channel_of == nullptr ? k : w.channel_of[k];
@@ -477,7 +480,7 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
       if (!is_compute_float(a.dtype)) {
         const ActScale of = act_scale(w, args, model.act_scheme, a.dtype, m, channel);
         x = Meaning::of(given - of.zero, of.scale, of.offset);
-        act_scales[static_cast<std::size_t>(m)] = of.scale;
+        act_scales[static_cast<std::size_t>(m)] = larger(act_scales[static_cast<std::size_t>(m)], of.scale);
       } else if (model.act_scheme.codes != DType::none) {
         x = Meaning::of(static_cast<float>(scale * given));  // quantization starts from f32
       } else {
@@ -490,9 +493,15 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
     activations.push_back(x.value);
     parts.push_back(x.parts);
   }
-  std::vector<double> prescaled;  // by how much rounding moves an activation times its prescale
+  std::vector<double> rounded;  // by how much rounding moves an activation
   if (w.prescale != nullptr && model.prescaled_type != DType::f32)
-    for (const double x : activations) prescaled.push_back(rounded_to(model.prescaled_type, x) - x);
+    for (const double x : activations) rounded.push_back(rounded_to(model.prescaled_type, x) - x);
+  if (model.block_type != DType::f32)
+    for (std::size_t i = 0; i < activations.size(); ++i) {
+      const double scale = std::abs(act_scales[i / static_cast<std::size_t>(w.k)]);
+      const double unit = std::isnormal(scale) ? std::exp2(std::floor(std::log2(scale))) : 1;
+      rounded.push_back(unit * rounded_to(model.block_type, activations[i] / unit) - activations[i]);
+    }
   std::vector<double> weights(static_cast<std::size_t>(w.k)), apart(static_cast<std::size_t>(w.k));
   std::optional<RowRounding> row_rounding;
   if (model.weight_type != DType::f32) row_rounding.emplace(w, model);
@@ -507,8 +516,7 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
     for (std::int64_t m = 0; m < rows; ++m) {
       const double* x = activations.data() + m * w.k;
       double sum = 0, magnitude = 0, error = row_rounding ? row_rounding->error(x) : 0.0;
-      if (!prescaled.empty())
-        error += std::abs(std::inner_product(weights.begin(), weights.end(), prescaled.begin() + m * w.k, 0.0));
+      if (!rounded.empty()) error += std::abs(std::inner_product(weights.begin(), weights.end(), rounded.begin() + m * w.k, 0.0));
       double part = 0, largest = 0;  // of an FP8 sum; the largest addend of an instruction
       for (std::int64_t k = 0; k < w.k; ++k) {
         const double term = x[k] * weights[static_cast<std::size_t>(k)];

@@ -50,7 +50,10 @@ struct ActModel {
   double dot_factor = 1;         // the error of a dot product relative to correctly rounded f32 additions
   DType weight_type = DType::f32;     // f16 or bf16: W without scale2 is rounded to it before the product
   DType prescaled_type = DType::f32;  // f16 or bf16: activations times a prescale are rounded to it before the product
-  bool rounds_scales = false;         // before that, scales and the fractional part of float zeros are rounded too
+  /// f16: of activations in blocks, what codes stand for is rounded to it, in units of a power of two: the largest one up to the token's
+  /// largest scale.
+  DType block_type = DType::f32;
+  bool rounds_scales = false;  // before that, scales and the fractional part of float zeros are rounded too
   /// Sums of e4m3 products keep 13 bits below the largest addend (sm_90's tensor cores), over all of K (0) or so many channels at a
   /// time, at most (128, 512). −1: they are f32.
   int fp8_group = -1;

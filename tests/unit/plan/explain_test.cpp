@@ -181,6 +181,35 @@ TEST(Explain, CodesThatAreGivenAreReorderedForWeightsInGroups) {
             std::vector<std::string_view>{"linear_any_s8_any__cuda_simt_codes_n64k128"});
 }
 
+/// FP8 activations × weights that are not FP8 take the kernels of f16 activations, and FP8 weights those of FP8 by FP8.
+TEST(Explain, Fp8ActivationsTakeTensorCores) {
+  const GpuInfo h200 = *described_gpu("h200");
+  GpuInfo ampere = h200;
+  ampere.isas = 1U << static_cast<int>(Isa::simt) | 1U << static_cast<int>(Isa::sm80);
+  const auto steps = [](const std::string& text, DType a_dtype, bool act_order, std::int64_t m, const GpuInfo& gpu) {
+    const Scheme scheme = *Scheme::parse(text);
+    WeightDesc desc{.scheme = scheme.weight, .n = 4096, .k = 4096, .act_order = act_order, .prescale = is_compute_float(a_dtype)};
+    if (scheme.weight.zero == ZeroKind::integer) desc.zero_type = DType::u8;
+    if (scheme.act.group == GroupShape::tensor()) desc.static_acts = StaticActs{0.02f, 0};
+    const auto explained = explain(desc, {.a_dtype = a_dtype, .m_max = m, .act_scheme = scheme.act}, gpu);
+    EXPECT_TRUE(explained.ok()) << explained.status().message();
+    return explained.ok() ? explained->buckets.back().steps : std::vector<std::string_view>();
+  };
+  for (const char* const text :
+       {"e4m3r_u4b8g128", "e4m3t_u4b8g128", "e4m3g128_u4zg128", "e4m3r_u8b128c", "e4m3t_s8c", "e4m3r_e2m1g32"})
+    for (const DType a_dtype : {DType::bf16, DType::e4m3})
+      for (const GpuInfo& gpu : {h200, ampere})
+        for (const std::int64_t m : {1, 64, 1024})
+          EXPECT_THAT(
+              steps(text, a_dtype, false, m, gpu),
+              ElementsAre("prepare_e4m3f16_any_none__cuda_simt",
+                          HasSubstr(gpu.has(Isa::sm90) ? "linear_any_e4m3f16_any__cuda_sm90_" : "e4m3f16_any__cuda_sm80_")))
+              << text << " " << name(a_dtype) << " M=" << m;
+  EXPECT_THAT(steps("e4m3r_u4b8g128", DType::e4m3, true, 64, h200).back(), HasSubstr("e4m3f16_any__cuda_sm90_"));
+  EXPECT_THAT(steps("e4m3r_u4b8g8", DType::f16, false, 64, h200).back(), HasSubstr("cuda_simt_codes"));
+  EXPECT_THAT(steps("e4m3r_e4m3c", DType::e4m3, false, 64, h200).back(), HasSubstr("linear_any_e4m3_any__cuda_sm90_"));
+}
+
 /// f32 activations × integers take tensor cores, three bytes each, but for few tokens: then reading weights takes the time.
 TEST(Explain, F32ActivationsTakeTensorCores) {
   const GpuInfo h200 = *described_gpu("h200");

@@ -10,6 +10,7 @@ std::span<const Kernel> w8a8_kernels();
 std::span<const Kernel> wna8_kernels();
 std::span<const Kernel> fixed_point_kernels();
 std::span<const Kernel> wna16_kernels();
+std::span<const Kernel> e4m3_halves_kernels();
 std::span<const Kernel> codes_kernels();
 std::span<const Kernel> dense_kernels();
 std::span<const Kernel> conv_kernels();

@@ -68,7 +68,9 @@ QuantizedActs prepared_acts(const StepArgs& args) {
   return acts;
 }
 
-Status run_prepare(const Kernel& self, const StepArgs& args) {
+}  // namespace
+
+QuantizeTask rows_to_quantize(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   const QuantizedActs acts = prepared_acts(args);
   QuantizeTask task{.a = args.a.data,
@@ -97,6 +99,13 @@ Status run_prepare(const Kernel& self, const StepArgs& args) {
                     .sums = const_cast<std::int32_t*>(acts.sums),
                     .sum_row = 1};
   if (w.act_limit) task.limit = *w.act_limit;
+  return task;
+}
+
+namespace {
+
+Status run_prepare(const Kernel& self, const StepArgs& args) {
+  const QuantizeTask task = rows_to_quantize(args);
   return normalizes(self) ? launch_norm_codes(norm_task(args), task, args.stream) : launch_quantize_acts(task, args.stream);
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/table/wgmma_cost.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
+#include "kernels/cuda/tasks/quantize_task.hpp"
 #include "kernels/cuda/tasks/w8a8_task.hpp"
 #include "kernels/kernel.hpp"
 #include "nibble/cuda.hpp"
@@ -14,6 +15,9 @@ namespace nibble::cuda {
 
 /// A as the caller quantized it, without sums.
 QuantizedActs given_acts(const StepArgs& args);
+
+/// The task that makes of A, which is of floats, the codes in args.prepared: code_rows(args).
+QuantizeTask rows_to_quantize(const StepArgs& args);
 
 /// The task of a step. If codes are given without the sums that the weight's zero points need, acts.sums points into args.scratch and is
 /// not filled yet.

@@ -13,6 +13,7 @@
 #include "kernels/cuda/launch/device_weight.hpp"
 #include "kernels/cuda/launch/launch.hpp"
 #include "kernels/cuda/table/decode_cost.hpp"
+#include "kernels/cuda/table/e4m3_halves.hpp"
 #include "kernels/cuda/table/families.hpp"
 #include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/tasks/decode_ring.hpp"
@@ -34,6 +35,7 @@ LinearTask linear_task(const StepArgs& args) {
                   .next = next_weight(args.operands.next)};
   if (args.experts != nullptr) task.experts = *args.experts;
   task.epilogue = epilogue::element(*args.epilogue, args.operands, args.d, task.weight.scale2);
+  if (args.act_scheme.codes == DType::e4m3) take_e4m3_halves(args, task);
   return task;
 }
 

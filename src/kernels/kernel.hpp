@@ -177,7 +177,8 @@ struct Kernel {
   int expert_rows = 0;
   /// Of a grouped product: it fetches each row of A from where it lies (cuda::ExpertTiles::source), so that rows need not be gathered.
   bool fetches_rows = false;
-  /// Of a convolution that multiplies prepared patches: the linear kernel of the same fields, whose loops it uses; given by the table.
+  /// Of a convolution that multiplies prepared patches: the linear kernel of the same fields, whose loops it uses; given by the table. Of one
+  /// that multiplies patches in memory on the GPU the linear row itself, which is not the table's.
   const Kernel* linear = nullptr;
   /// Of a kernel of e4m3_halves: the kernel of f16 activations that multiplies them.
   const Kernel* halves = nullptr;

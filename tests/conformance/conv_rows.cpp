@@ -85,6 +85,12 @@ ConvGeometry random_geometry(std::uint64_t seed, Isa isa) {
   }
 }
 
+ConvGeometry random_geometry(std::uint64_t seed, const Kernel& kernel) {
+  if (kernel.backend != Backend::cuda || kernel.linear == nullptr) return random_geometry(seed, kernel.isa);
+  for (;; seed += 1000)
+    if (const ConvGeometry g = random_geometry(seed); g.groups == 1) return g;
+}
+
 std::string describe(const ConvGeometry& g) {
   std::string text = "[" + std::to_string(g.in_channels) + "," + std::to_string(g.height) + "," + std::to_string(g.width) +
                      "] -> " + std::to_string(g.out_channels) + " channels, groups " + std::to_string(g.groups) + ", kernel ";

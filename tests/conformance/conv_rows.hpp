@@ -19,6 +19,8 @@ namespace nibble {
 /// and channels that are a multiple of 64; kernels for sm_80 need channels that are a multiple of 8, or 16 or 64 for codes, and outputs of
 /// a group that are a multiple of 64. AMX multiplies patches in place where channels of a group are a multiple of 64.
 ConvGeometry random_geometry(std::uint64_t seed, Isa isa = Isa::baseline);
+/// The same for a kernel; those of the GPU that multiply patches in memory need one group, and nothing else.
+ConvGeometry random_geometry(std::uint64_t seed, const Kernel& kernel);
 std::string describe(const ConvGeometry& g);
 std::string scheme_name(const QuantTensor& q, const ActScheme& act);
 ImageLayout layout_of(std::uint64_t bit);

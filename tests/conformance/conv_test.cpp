@@ -76,7 +76,7 @@ TEST_P(ConvConformance, RandomGeometryIsWithinItsBound) {
       {.col_scale = true, .activation = Activation::silu, .gate = true, .residual = true, .out = DType::f32}};
   int compared = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    const ConvGeometry g = random_geometry(seed, kernel.isa);
+    const ConvGeometry g = random_geometry(seed, kernel);
     const QuantTensor plain = conv_weight(conv_schemes()[seed % conv_schemes().size()], g, seed, true);
     for (const ConvSpec& way : ways(kernel, g, seed)) {
       ConvCase c{.spec = way, .batch = 1 + static_cast<std::int64_t>(seed % 3), .more = seed / 16 % 2 == 0 ? 3 : 0, .seed = seed};
@@ -177,7 +177,7 @@ TEST_P(ConvW8A8Conformance, IsExact) {
       {.sum_bias = true, .out = DType::u8, .out_scales = true, .out_low = 2}};
   int compared = 0;
   for (std::uint64_t seed = 1; seed <= 120; ++seed) {
-    const ConvGeometry g = random_geometry(seed + 500, kernel.isa);
+    const ConvGeometry g = random_geometry(seed + 500, kernel);
     const auto weights = testing::whole_row_schemes();
     const WeightScheme& scheme = weights[seed % weights.size()];
     for (GroupShape group : {GroupShape::tensor(), GroupShape::channel()})
@@ -259,7 +259,7 @@ TEST_P(ConvConformance, ZeroPointsOutsideTheCodes) {
   constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min(), kMost = std::numeric_limits<std::int32_t>::max();
   int compared = 0;
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    ConvGeometry g = random_geometry(seed, kernel.isa);
+    ConvGeometry g = random_geometry(seed, kernel);
     g.padding = {};
     if (!g.validate().ok()) continue;
     const QuantTensor q = conv_weight(conv_schemes()[seed % conv_schemes().size()], g, seed, true);
@@ -356,7 +356,7 @@ TEST_P(ConvConformance, NaNGoesThroughEveryEpilogue) {
   const Kernel& kernel = *GetParam();
   int compared = 0;
   for (std::uint64_t seed = 1; seed <= 120 && compared == 0; ++seed) {
-    const ConvGeometry g = random_geometry(seed, kernel.isa);
+    const ConvGeometry g = random_geometry(seed, kernel);
     if (g.group_outputs() < 40 && seed <= 60 && g.groups == 1) continue;  // prefer one with whole vectors of outputs
     QuantTensor q = conv_weight(conv_schemes()[seed % conv_schemes().size()], g, seed, false);
     q.bias = Tensor(DType::f32, {q.n});

@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "conformance/rows.hpp"
-#include "core/error.hpp"
 #include "emulator/conformance/launchers.hpp"
+#include "emulator/conformance/status.hpp"
 #include "emulator/gpu.hpp"
 
 namespace nibble {
@@ -16,10 +16,7 @@ const bool kGpuRowsAreBuilt = true;
 namespace {
 
 Status not_emulated() { return {StatusCode::unsupported, "not on the emulated GPU"}; }
-Status status_of(int code) {
-  if (code == 0) return {};
-  return error(StatusCode::internal, "a launch on the emulated GPU returns {}", code);
-}
+using emulator::status_of;
 
 }  // namespace
 
@@ -102,7 +99,6 @@ Status launch_dequantize_w8(const W8Weight& weight, void* out, DType type, std::
 Status launch_dequantize_dense(const DenseWeight& weight, void* out, DType type, std::int64_t stride, bool transposed, Stream) {
   return status_of(emulator::dequantize_dense(weight, out, type, stride, transposed));
 }
-Status launch_w8a8_sm80(const W8A8Task&, int, Stream) { return not_emulated(); }
 Status launch_w8a8_sm90(const W8A8Task&, int, int, int, int, Stream) { return not_emulated(); }
 
 Status launch_linear_simt(const LinearTask& task, Stream) { return status_of(emulator::linear_simt(task)); }

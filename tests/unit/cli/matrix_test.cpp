@@ -66,6 +66,12 @@ TEST(SupportMatrix, SaysWhatThePlannerSays) {
   EXPECT_EQ(cell("linear", "f16→s8r", "e5m2c", "baseline"), "reference");
   EXPECT_EQ(cell("dequantize", "→f16", "u4zg128 act-order", "sm_80"), "generic");
   EXPECT_THAT(cell("conv", "f16", "u4b8g128 act-order", "sm_90"), HasSubstr("no act-order"));
+  for (const std::string_view machine : {"sm_75", "sm_80", "sm_90"}) {
+    EXPECT_EQ(cell("conv", "f16→s8r", "s8c", machine), "fast");
+    EXPECT_EQ(cell("conv", "f16→s8r", "u4zg48", machine), "fast");
+    EXPECT_EQ(cell("conv", "f16→e4m3t", "e4m3b128x128", machine), "fast");
+    EXPECT_EQ(cell("conv", "f32", "e2m1g16", machine), "fast");
+  }
 }
 
 /// Tables for readers: what answers alike is shown once, a machine that runs nothing in one cell, and refusals have numbers.

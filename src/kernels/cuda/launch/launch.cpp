@@ -10,11 +10,13 @@
 #include <span>
 
 #include "core/sizes.hpp"
+#include "kernels/cuda/launch/im2col.hpp"
 #include "kernels/cuda/launch/probe.hpp"
 #include "kernels/cuda/steps/decode_acts.hpp"
 #include "kernels/cuda/steps/epilogue_rows.hpp"
 #include "kernels/cuda/steps/experts.hpp"
 #include "kernels/cuda/steps/fixed_point_acts.hpp"
+#include "kernels/cuda/steps/im2col.hpp"
 #include "kernels/cuda/steps/norm_rows.hpp"
 #include "kernels/cuda/steps/quantize_acts.hpp"
 #include "kernels/cuda/steps/quantize_blocks.hpp"
@@ -356,6 +358,14 @@ Status launch_combine_rows(const CombineTask& task, Stream stream) {
 
 Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream stream) {
   return status_of(epilogue_rows(epilogue, sums, m, n, native(stream)), fmt::format("epilogue_rows M={} N={}", m, n));
+}
+
+Status launch_im2col(const Im2colTask& task, Stream stream) {
+  return status_of(im2col(task, native(stream)), fmt::format("im2col of {} patches", task.tokens));
+}
+
+Status launch_col2im(const Col2imTask& task, Stream stream) {
+  return status_of(col2im(task, native(stream)), fmt::format("col2im of {} pixels, {} channels", task.tokens, task.channels));
 }
 
 Status launch_quantize_patches(const QuantizeTask& task, const PatchRows& patches, Stream stream) {

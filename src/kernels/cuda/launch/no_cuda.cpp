@@ -1,6 +1,8 @@
 // cuda.hpp and launch.hpp in a build without CUDA: every call returns unsupported.
 #include "kernels/cuda/launch/launch.hpp"
 
+#include "kernels/cuda/launch/im2col.hpp"
+
 namespace nibble {
 namespace {
 
@@ -63,6 +65,8 @@ Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return no_cuda(); 
 Status launch_epilogue_rows(const epilogue::Element&, const StoredSums&, std::int64_t, int, Stream) { return no_cuda(); }
 Status launch_quantize_patches(const QuantizeTask&, const PatchRows&, Stream) { return no_cuda(); }
 Status launch_code_halves(const CodeHalves&, Stream) { return no_cuda(); }
+Status launch_im2col(const Im2colTask&, Stream) { return no_cuda(); }
+Status launch_col2im(const Col2imTask&, Stream) { return no_cuda(); }
 Status launch_decode_acts(const QuantizedActs&, DType, const std::int32_t*, std::int64_t, std::int64_t, float*, Stream) {
   return no_cuda();
 }

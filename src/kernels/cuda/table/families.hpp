@@ -14,6 +14,7 @@ std::span<const Kernel> e4m3_halves_kernels();
 std::span<const Kernel> codes_kernels();
 std::span<const Kernel> dense_kernels();
 std::span<const Kernel> conv_kernels();
+std::span<const Kernel> im2col_kernels();
 std::span<const Kernel> recode_kernels();
 std::span<const Kernel> finish_kernels();
 std::span<const Kernel> norm_kernels();

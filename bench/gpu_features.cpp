@@ -74,7 +74,8 @@ void print_features(const std::string& path) {
             f.codes);
         continue;
       }
-      if (kernel->form == ActForm::s8x3_rows) continue;  // predicted by the numbers of int8 activations
+      // Predicted by the numbers of int8 activations, and of f16.
+      if (kernel->form == ActForm::s8x3_rows || kernel->form == ActForm::f16x2_rows) continue;
       if (kernel_name.find("sm90_wgmma") == std::string::npos && kernel_name.find("sm90_streamk") == std::string::npos) continue;
       const WgmmaFeatures f = features(*kernel, layer.problem);
       const ConvGeometry& g = layer.problem.geometry;

@@ -14,7 +14,7 @@ from collections import defaultdict
 from survey import called
 
 WORST = 1.03
-TABLES = {"f16": "wna16", "bf16": "wna16", "s8": "w8a8", "e4m3": "w8a8", "s8i16": "wna8", "s8x3": "fixed_point"}  # by the activations in a kernel's name
+TABLES = {"f16": "wna16", "bf16": "wna16", "s8": "w8a8", "e4m3": "w8a8", "s8i16": "wna8", "s8x3": "fixed_point", "f16x2": "pairs"}  # by the activations in a kernel's name
 
 
 def measured(paths):

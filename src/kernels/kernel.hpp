@@ -48,6 +48,7 @@ enum class ActForm : std::uint8_t {
   e4m3_halves,  // GPU: FP8 codes as the f16 numbers that they are, with scales (cuda/table/e4m3_halves.cpp)
   s8i16,        // GPU: int8 codes interleaved by 16 channels (cuda/table/wna8.cpp)
   s8x3_rows,    // GPU: 24-bit fixed point, three rows of such codes a token (cuda/table/fixed_point.cpp)
+  f16x2_rows,   // GPU: f32 as the sum of two f16, row by row (cuda/table/pairs.cpp)
   recoded,      // u8 codes as s8 codes, in front of what reads those (recode.hpp)
   normalized,   // floats after RMSNorm or LayerNorm, in front of everything (norm.hpp)
 };
@@ -69,6 +70,7 @@ constexpr std::string_view name(ActForm form) {
     case ActForm::e4m3_rows: return "e4m3";
     case ActForm::e4m3_halves: return "e4m3f16";
     case ActForm::s8i16: return "s8i16";
+    case ActForm::f16x2_rows: return "f16x2";
     case ActForm::normalized: return "normalized";
   }
   return "unknown";
@@ -82,6 +84,7 @@ enum class Sums : std::uint8_t {
   integer_folds,      // the same by folds of a record, codes taken as u − 8 or u − 128
   fixed_point_folds,  // 24-bit fixed-point activations by such folds, each of their three bytes on its own
   tensor_cores,       // tensor cores on 16-bit floats, FP8 codes included: f32 sums that are truncated, not rounded
+  tensor_core_pairs,  // tensor cores on pairs of f16 that are f32 activations, of 128 channels at most, which are added as f32
   tensor_core_codes,  // the same on codes as they are stored; zero points are subtracted from the sums of a record
   tensor_core_fp8,    // wgmma on FP8 codes: sums keep 13 bits below the largest addend
 };

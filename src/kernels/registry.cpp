@@ -12,10 +12,10 @@ std::span<const Kernel> kernel_table() {
                                    cpu::conv_kernels(),    cpu::dequantize_kernels(),   cpu::prepare_kernels(),
                                    cpu::recode_kernels(),  cpu::finish_kernels(),       cpu::norm_kernels(),
                                    cuda::w8a8_kernels(),   cuda::wna8_kernels(),        cuda::fixed_point_kernels(),
-                                   cuda::wna16_kernels(),  cuda::e4m3_halves_kernels(), cuda::codes_kernels(),
-                                   cuda::dense_kernels(),  cuda::conv_kernels(),        cuda::im2col_kernels(),
-                                   cuda::recode_kernels(), cuda::finish_kernels(),      cuda::norm_kernels(),
-                                   reference::kernels()});
+                                   cuda::pair_kernels(),   cuda::wna16_kernels(),       cuda::e4m3_halves_kernels(),
+                                   cuda::codes_kernels(),  cuda::dense_kernels(),       cuda::conv_kernels(),
+                                   cuda::im2col_kernels(), cuda::recode_kernels(),      cuda::finish_kernels(),
+                                   cuda::norm_kernels(),   reference::kernels()});
   return kTable.rows();
 }
 

@@ -38,6 +38,7 @@ reference::ActModel model_of_sums(const Kernel& kernel, DType act, const ActSche
       if (kernel.rounds_weights)
         return {.act_scheme = quantize, .dot_factor = 4, .weight_type = act, .rounds_scales = kernel.rounds_scales};
       return {.act_scheme = quantize, .dot_factor = 4};
+    case Sums::tensor_core_pairs: return {.act_scheme = quantize, .f16_pairs = true};  // 128 channels at a time, then f32
     case Sums::tensor_core_codes:
       // Zero points are subtracted from the sums of a record of 128 channels; bf16 carries a 4-bit code u as 128 + u. Tensor cores align
       // products to the largest and truncate, a whole unit in the last place (two rounding units) for every 8 channels, where rounding to

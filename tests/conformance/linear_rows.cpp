@@ -24,7 +24,8 @@ std::vector<Shape> shapes_for(const Kernel& kernel) {
 Backend memory_of(const Kernel& kernel) { return kernel.backend == Backend::cuda ? Backend::cuda : Backend::cpu; }
 
 DType act_for(const Kernel& kernel, std::uint64_t turn) {
-  if (kernel.form == ActForm::s8x3_rows || kernel.form == ActForm::bf16x3k32) return DType::f32;
+  if (kernel.form == ActForm::s8x3_rows || kernel.form == ActForm::f16x2_rows || kernel.form == ActForm::bf16x3k32)
+    return DType::f32;
   if (kernel.form == ActForm::bf16x2k32) return DType::f16;
   if (kernel.act.starts_with("bf16")) return DType::bf16;
   if (kernel.act == "f16") return DType::f16;

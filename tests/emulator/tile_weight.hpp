@@ -37,6 +37,12 @@ struct TileWeight {
     pack();
   }
 
+  /// After a change of codes, scales or zeros.
+  void repack() {
+    records.clear();
+    pack();
+  }
+
   int groups() const { return (k + group - 1) / group; }
   std::size_t group_of(int row, int channel) const { return static_cast<std::size_t>(row * groups() + channel / group); }
   /// Of a channel: u − z or the value of a float, which is exact, and W.

@@ -342,8 +342,9 @@ std::vector<double> round_activations(const WeightArrays& w, const ConstTensorVi
                                       std::vector<Meaning>& activations, std::vector<double>& scales) {
   std::vector<double> error;
   const bool quantizes = model.act_scheme.codes != DType::none;
-  if ((!quantizes && !model.fixed_point) || !is_compute_float(a.dtype)) return error;
-  if (model.fixed_point) error.resize(activations.size());
+  const bool moves = model.fixed_point || model.f16_pairs;
+  if ((!quantizes && !moves) || !is_compute_float(a.dtype)) return error;
+  if (moves) error.resize(activations.size());
   const std::vector<std::int64_t> order = grouped_order(w);
   const std::int64_t group = w.scheme.group.k == 0 ? w.k : w.scheme.group.k;
   const std::int64_t block = quantizes && model.act_scheme.group.k != 0 ? model.act_scheme.group.k : w.k;
@@ -375,8 +376,9 @@ std::vector<double> round_activations(const WeightArrays& w, const ConstTensorVi
       const double absmax = finite ? std::max(-low, high) : std::numeric_limits<double>::quiet_NaN();
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t k = order[static_cast<std::size_t>(i)];
-        if (model.fixed_point)
-          error[static_cast<std::size_t>(m * w.k + k)] = std::max(1.01 * 0x1p-23 * absmax, 0x1p-126);
+        if (moves)
+          error[static_cast<std::size_t>(m * w.k + k)] =
+              model.fixed_point ? std::max(1.01 * 0x1p-23 * absmax, 0x1p-126) : 0x1p-39 * absmax;
         else
           row[k] = quantizer.meaning(static_cast<float>(row[k].value));
       }
@@ -533,7 +535,7 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
           }
         }
         error += model.part_roundings * kUnit32 * size * apart[static_cast<std::size_t>(k)];
-        if (model.fixed_point)
+        if (!moved.empty())
           error += moved[static_cast<std::size_t>(m * w.k + k)] * std::abs(weights[static_cast<std::size_t>(k)]);
       }
       if (spec.sum_bias) {

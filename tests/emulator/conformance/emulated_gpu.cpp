@@ -81,6 +81,8 @@ Status launch_conv_wna8_sm80(const ConvTask& task, Stream) { return status_of(em
 Status launch_conv_w8a8_sm80(const ConvTask& task, Stream) { return status_of(emulator::conv_w8a8_sm80(task)); }
 Status launch_gemm_sm80(const LinearTask& task, int split, Stream) { return status_of(emulator::linear_gemm_sm80(task, split)); }
 Status launch_fixed_point_acts(const QuantizeTask& task, Stream) { return status_of(emulator::fixed_point_acts(task)); }
+Status launch_pair_acts(const QuantizeTask&, Stream) { return not_emulated(); }
+Status launch_pairs_sm90(const PairTask&, int, int, int, Stream) { return not_emulated(); }
 Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream) {
   return status_of(emulator::epilogue_rows(epilogue, sums, m, n));
 }

@@ -226,21 +226,32 @@ TEST(Explain, F32ActivationsTakeTensorCores) {
   for (const char* const text : {"u4b8g128", "u4zg32", "u4og96", "u3b4g128", "s8c"})
     for (const DType scale : {DType::f16, DType::f32}) {
       const WeightScheme scheme = Scheme::parse(text, scale)->weight;
-      for (const GpuInfo& gpu : {h200, ampere}) {
-        EXPECT_THAT(steps(scheme, 256, gpu),
-                    ElementsAre("prepare_s8x3_f32_none__cuda_simt", HasSubstr("linear_any_s8x3_any__cuda_sm")))
-            << text;
-        EXPECT_THAT(steps(scheme, 1, gpu), ElementsAre("linear_any_any_any__cuda_simt_n64k128")) << text;
-      }
-      EXPECT_THAT(steps(scheme, 32, h200).back(), HasSubstr("linear_any_s8x3_any__cuda_sm90_")) << text;
-    }
-  for (const char* const text : {"u4b8g16", "u4zg48", "e2m1g16", "e2m1g32"})  // folds of 16 channels; halves of integers
-    for (const GpuInfo& gpu : {h200, ampere})
-      EXPECT_THAT(steps(Scheme::parse(text)->weight, 256, gpu),
-                  ElementsAre("prepare_s8x3_f32_none__cuda_simt", "linear_any_s8x3_any__cuda_sm80_n64k128"))
+      const bool pairs = scheme.zero != ZeroKind::offset;  // of f16, which floats beside codes cannot take
+      EXPECT_THAT(steps(scheme, 256, h200),
+                  pairs ? ElementsAre("prepare_f16x2_f32_none__cuda_simt", HasSubstr("linear_any_f16x2_any__cuda_sm90_"))
+                        : ElementsAre("prepare_s8x3_f32_none__cuda_simt", HasSubstr("linear_any_s8x3_any__cuda_sm90_")))
           << text;
-  for (const char* const text : {"u4b8g8", "e4m3c"})  // shorter than a fold, and floats that no byte holds
-    EXPECT_THAT(steps(Scheme::parse(text)->weight, 256, h200), ElementsAre("linear_any_any_any__cuda_simt_n64k128")) << text;
+      EXPECT_THAT(steps(scheme, 256, ampere),
+                  ElementsAre("prepare_s8x3_f32_none__cuda_simt", HasSubstr("linear_any_s8x3_any__cuda_sm80_")))
+          << text;
+      for (const GpuInfo& gpu : {h200, ampere})
+        EXPECT_THAT(steps(scheme, 1, gpu), ElementsAre("linear_any_any_any__cuda_simt_n64k128")) << text;
+      EXPECT_THAT(steps(scheme, 32, h200).back(),
+                  HasSubstr(pairs ? "linear_any_f16x2_any__cuda_sm90_" : "linear_any_s8x3_any__cuda_sm90_"))
+          << text;
+    }
+  // Floats that no byte holds, and halves of integers; groups of 16 channels.
+  for (const char* const text : {"e4m3c", "e4m3g128", "u4b8g16", "u4zg48", "e2m1g16", "e2m1g32"})
+    EXPECT_THAT(steps(Scheme::parse(text)->weight, 256, h200),
+                ElementsAre("prepare_f16x2_f32_none__cuda_simt", HasSubstr("linear_any_f16x2_any__cuda_sm90_")))
+        << text;
+  for (const char* const text : {"u4b8g16", "u4zg48", "e2m1g16", "e2m1g32"})
+    EXPECT_THAT(steps(Scheme::parse(text)->weight, 256, ampere),
+                ElementsAre("prepare_s8x3_f32_none__cuda_simt", "linear_any_s8x3_any__cuda_sm80_n64k128"))
+        << text;
+  EXPECT_THAT(steps(Scheme::parse("u4b8g8")->weight, 256, h200),
+              ElementsAre("linear_any_any_any__cuda_simt_n64k128"));  // shorter than a fold
+  EXPECT_THAT(steps(Scheme::parse("e4m3c")->weight, 256, ampere), ElementsAre("linear_any_any_any__cuda_simt_n64k128"));
 }
 
 /// int8 activations and weights of which one has a scale for 16 channels: tensor cores of every GPU that has such products, but for few tokens.

@@ -18,6 +18,7 @@
 #include "kernels/cuda/steps/fixed_point_acts.hpp"
 #include "kernels/cuda/steps/im2col.hpp"
 #include "kernels/cuda/steps/norm_rows.hpp"
+#include "kernels/cuda/steps/pair_acts.hpp"
 #include "kernels/cuda/steps/quantize_acts.hpp"
 #include "kernels/cuda/steps/quantize_blocks.hpp"
 #include "kernels/cuda/steps/recode_acts.hpp"
@@ -28,6 +29,7 @@
 #include "kernels/cuda/tasks/dense.hpp"
 #include "kernels/cuda/tasks/gemm.hpp"
 #include "kernels/cuda/tasks/linear_simt.hpp"
+#include "kernels/cuda/tasks/pairs.hpp"
 #include "kernels/cuda/tasks/w8a8.hpp"
 #include "kernels/cuda/tasks/wna8.hpp"
 #include "kernels/cuda/weights/dequantize.cuh"
@@ -354,6 +356,17 @@ Status launch_gather_expert_rows(const GatherRowsTask& task, Stream stream) {
 Status launch_combine_rows(const CombineTask& task, Stream stream) {
   return status_of(combine_rows(task, native(stream)),
                    fmt::format("combine_rows of {} tokens, {} experts each, N={}", task.tokens, task.top_k, task.n));
+}
+
+Status launch_pair_acts(const QuantizeTask& task, Stream stream) {
+  return status_of(pair_acts(task, native(stream)), fmt::format("pair_acts M={} K={}", task.m, task.k));
+}
+
+Status launch_pairs_sm90(const PairTask& task, int tokens, int depth, int split, Stream stream) {
+  const cudaError_t code = linear_pairs_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream));
+  if (code == cudaSuccess) return {};
+  return status_of(code, fmt::format("linear_pairs_sm90 M={} N={} K={}, {} tokens, {} CTAs", task.m, task.weight.geometry.n,
+                                     task.weight.geometry.k, tokens, split));
 }
 
 Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream stream) {

@@ -14,6 +14,7 @@
 #include "kernels/cuda/tasks/dense_task.hpp"
 #include "kernels/cuda/tasks/experts_task.hpp"
 #include "kernels/cuda/tasks/linear_task.hpp"
+#include "kernels/cuda/tasks/pair_task.hpp"
 #include "kernels/cuda/tasks/quantize_task.hpp"
 #include "kernels/cuda/tasks/stored_sums.hpp"
 #include "kernels/cuda/tasks/w8a8_task.hpp"
@@ -49,6 +50,7 @@ Status launch_gemm_sm80_experts(const LinearTask& task, int rows, Stream stream)
 Status launch_w8a8_sm80_experts(const W8A8Task& task, int rows, Stream stream);
 Status launch_wna8_sm80_experts(const Wna8Task& task, int rows, Stream stream);
 Status launch_wna8_sm90(const Wna8Task& task, int tokens, int depth, int split, Stream stream);
+Status launch_pairs_sm90(const PairTask& task, int tokens, int depth, int split, Stream stream);
 /// The same from float activations, for few rows: config.tokens (8) at a time.
 Status launch_wna8_decode_sm90(const Wna8DecodeTask& task, const DecodeConfig& config, Stream stream);
 /// Convolutions: conv.hpp. Pixels of channels-last images of 16-bit floats begin at multiples of 16 bytes (Kernel::reads).
@@ -77,6 +79,8 @@ Status dense_runs_here();
 Status launch_quantize_acts(const QuantizeTask& task, Stream stream);
 /// f32 activations as 24-bit fixed point, three rows of codes each (fixed_point_acts.hpp).
 Status launch_fixed_point_acts(const QuantizeTask& task, Stream stream);
+/// f32 activations as pairs of f16 (pair_acts.hpp).
+Status launch_pair_acts(const QuantizeTask& task, Stream stream);
 /// The epilogue of sums in memory (epilogue_rows.hpp).
 Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream stream);
 /// Codes of the patches of images; neither sums nor terms.

@@ -62,6 +62,8 @@ Status launch_dequantize_w8(const W8Weight&, void*, DType, std::int64_t, bool, S
 Status launch_dequantize_dense(const DenseWeight&, void*, DType, std::int64_t, bool, Stream) { return no_cuda(); }
 Status launch_quantize_acts(const QuantizeTask&, Stream) { return no_cuda(); }
 Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return no_cuda(); }
+Status launch_pair_acts(const QuantizeTask&, Stream) { return no_cuda(); }
+Status launch_pairs_sm90(const PairTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_epilogue_rows(const epilogue::Element&, const StoredSums&, std::int64_t, int, Stream) { return no_cuda(); }
 Status launch_quantize_patches(const QuantizeTask&, const PatchRows&, Stream) { return no_cuda(); }
 Status launch_code_halves(const CodeHalves&, Stream) { return no_cuda(); }

@@ -9,6 +9,7 @@ namespace nibble::cuda {
 std::span<const Kernel> w8a8_kernels();
 std::span<const Kernel> wna8_kernels();
 std::span<const Kernel> fixed_point_kernels();
+std::span<const Kernel> pair_kernels();
 std::span<const Kernel> wna16_kernels();
 std::span<const Kernel> e4m3_halves_kernels();
 std::span<const Kernel> codes_kernels();

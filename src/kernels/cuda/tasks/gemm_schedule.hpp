@@ -38,6 +38,8 @@ namespace nibble::cuda {
 
 /// Multiplying warpgroups of a CTA, each with a row block: four, or fewer where sums need more registers.
 NIBBLE_HOST_DEVICE constexpr int gemm_groups(int tokens) { return tokens <= 64 ? 4 : tokens == 128 ? 3 : 2; }
+/// The same for pairs of f16, whose groups have sums of their own.
+NIBBLE_HOST_DEVICE constexpr int pair_groups(int tokens) { return tokens <= 32 ? 4 : tokens == 64 ? 3 : 2; }
 
 /// The same for codes on both sides, whose operands are in shared memory. Groups need registers for two sets of sums.
 NIBBLE_HOST_DEVICE constexpr int w8a8_groups(int tokens, bool grouped = false) {

@@ -12,6 +12,7 @@
 #include "kernels/cuda/sm90/gemm/gemm.hpp"
 #include "kernels/cuda/tasks/conv.hpp"
 #include "kernels/cuda/tasks/gemm.hpp"
+#include "kernels/cuda/tasks/pairs.hpp"
 #include "kernels/cuda/tasks/wna8.hpp"
 
 namespace nibble::cuda {
@@ -134,6 +135,17 @@ cudaError_t linear_gemm_sm90(const LinearTask& task, const GemmConfig& config, c
     if (const cudaError_t e = run_rows(part, done, config, stream)) return e;
   }
   return cudaSuccess;
+}
+
+cudaError_t linear_pairs_sm90(const PairTask& task, const GemmConfig& config, cudaStream_t stream) {
+  GemmParams p = params(task, task.m, config);
+  p.next = task.next;
+  p.token_scales = task.scales;
+  const GemmKernel kernel = gemm_sm90_pairs(config.tokens, p.format);
+  if (kernel == nullptr || task.m < 1 || task.scales == nullptr) return cudaErrorInvalidValue;
+  if (!describe_token_tiles(p, DType::f16, task.x, task.pitch * 2, task.m, task.pitch, config.tokens))
+    return cudaErrorInvalidValue;
+  return launch(kernel, p, {.tokens = config.tokens, .pairs = true}, task.scratch_end, stream);
 }
 
 cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream) {

@@ -24,12 +24,13 @@ struct GemmShape {
   bool patches = false;
   bool offsets = false;  // of activations that are codes
   bool experts = false;  // rows of A are of experts
+  bool pairs = false;    // activations are pairs of f16 (gemm_pairs.cuh)
 
-  NIBBLE_HOST_DEVICE constexpr int groups() const { return gemm_groups(tokens); }
+  NIBBLE_HOST_DEVICE constexpr int groups() const { return pairs ? pair_groups(tokens) : gemm_groups(tokens); }
   /// The multiplying warpgroups and the producers': registers are reallocated per warpgroup.
   NIBBLE_HOST_DEVICE constexpr int threads() const { return 128 * (groups() + 1); }
   /// Bytes of a record's activations, and of their terms.
-  NIBBLE_HOST_DEVICE constexpr int act_bytes() const { return tokens * gpu_tile::kChannels * (codes ? 1 : 2); }
+  NIBBLE_HOST_DEVICE constexpr int act_bytes() const { return tokens * gpu_tile::kChannels * (codes ? 1 : pairs ? 4 : 2); }
   NIBBLE_HOST_DEVICE constexpr int term_bytes() const {
     return term_tokens(tokens, experts) * (patches && folds == 1 ? 16 : folds * token_term_bytes(offsets));
   }
@@ -73,7 +74,7 @@ struct GemmParams {
   StreamK parts;              // of passes that CTAs share
   const std::uint8_t* terms;  // of codes: wna8.hpp
   std::int64_t fold_pitch;    // bytes between folds
-  const float* token_scales;  // null: they are in the terms
+  const float* token_scales;  // of codes, null: they are in the terms; of pairs
   Patches patches;            // of a convolution
   CUtensorMap pixel_terms;    // of its codes, instead of `terms`: 16 bytes a box
   int box_channels;           // of its codes
@@ -101,6 +102,10 @@ GemmKernel gemm_sm90_f16_float_codes(int tokens, const RecordFormat& format);
 GemmKernel gemm_sm90_bf16_float_codes(int tokens, const RecordFormat& format);
 GemmKernel gemm_sm90_patches_f16_float_codes(int tokens, const RecordFormat& format);
 GemmKernel gemm_sm90_patches_bf16_float_codes(int tokens, const RecordFormat& format);
+/// The kernel for pairs of f16: 16, 32, 64 or 128 tokens; null when there is none.
+GemmKernel gemm_sm90_pairs(int tokens, const RecordFormat& format);
+/// A part of it, for weights whose codes are floats.
+GemmKernel gemm_sm90_pairs_float_codes(int tokens, const RecordFormat& format);
 /// The kernel for s8 codes, whose sums are folded every `fold` channels: 32 or 128.
 GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fold);
 /// The same for terms without scales.

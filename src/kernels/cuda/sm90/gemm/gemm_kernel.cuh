@@ -8,6 +8,7 @@
 //   a pass, role by role                                                                        its file
 //     producers     fill a stage: n tokens × 128 channels, a record of each row block           gemm_stages.cuh
 //     multiply      codes → operands in registers → wgmma, of 16-bit activations                gemm_floats.cuh
+//                                                          of pairs of f16                      gemm_pairs.cuh
 //                                                          of s8 codes (wna8.hpp)               gemm_codes.cuh
 //     reduce        sums of warpgroups, of a cluster                                            reduce.cuh
 //                   sums of CTAs that share a pass by stream-K                                  stream_k.cuh
@@ -23,12 +24,13 @@
 #include "kernels/cuda/sm90/gemm/consume.cuh"
 #include "kernels/cuda/sm90/gemm/gemm_codes.cuh"
 #include "kernels/cuda/sm90/gemm/gemm_floats.cuh"
+#include "kernels/cuda/sm90/gemm/gemm_pairs.cuh"
 
 namespace nibble::cuda {
 namespace {
 
 template <class T>
-using Products = std::conditional_t<T::kCodes, CodeProducts<T>, FloatProducts<T>>;
+using Products = std::conditional_t<T::kCodes, CodeProducts<T>, std::conditional_t<T::kPairs, PairProducts<T>, FloatProducts<T>>>;
 
 /// What follows the products. Weights are scaled as operands or, with their sums, before the reduction: what is left is a bias.
 template <class T>
@@ -146,6 +148,19 @@ GemmKernel experts_kernel_for(int tokens, const RecordFormat& format) {
     case Codes::e2m1:
       if (path == ConstantsPath::groups_of_16) return experts_kernel_for<Act, Codes::e2m1, ConstantsPath::groups_of_16>(tokens);
       return path == ConstantsPath::float_codes ? nullptr : experts_kernel_for<Act, Codes::e2m1, ConstantsPath::any>(tokens);
+    default: return nullptr;
+  }
+}
+
+/// The kernels for pairs of f16: 16, 32, 64 or 128 tokens a pass.
+template <Codes kCodes, ConstantsPath kPath>
+GemmKernel pairs_kernel_for(int tokens) {
+  constexpr ActTerms kTerms = ActTerms::scaled;
+  switch (tokens) {
+    case 16: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<__half, kCodes, kPath, 16, false, kTerms, false, true>>>>;
+    case 32: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<__half, kCodes, kPath, 32, false, kTerms, false, true>>>>;
+    case 64: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<__half, kCodes, kPath, 64, false, kTerms, false, true>>>>;
+    case 128: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<__half, kCodes, kPath, 128, false, kTerms, false, true>>>>;
     default: return nullptr;
   }
 }

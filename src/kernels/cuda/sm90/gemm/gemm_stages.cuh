@@ -35,25 +35,27 @@ __device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "
 __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
 
 /// What a kernel is compiled for. kPatches: tokens are output pixels of a convolution. kExperts: rows of A have weights of their experts.
+/// kPairs: an activation is two numbers (gemm_pairs.cuh).
 template <class ActType, Codes kWeightCodes, ConstantsPath kConstants, int kPassTokens, bool kFromPatches, ActTerms kActTerms,
-          bool kOfExperts = false>
+          bool kOfExperts = false, bool kOfPairs = false>
 struct GemmTraits {
   using Act = ActType;
   using Sums = float[kPassTokens / 2];  // of a lane
   static constexpr Codes kWeight = kWeightCodes;
   static constexpr int kBits = gpu_tile::bits(kWeight), kTokens = kPassTokens;
   static constexpr ConstantsPath kPath = kConstants;
-  static constexpr bool kPatches = kFromPatches, kExperts = kOfExperts;
+  static constexpr bool kPatches = kFromPatches, kExperts = kOfExperts, kPairs = kOfPairs;
   static constexpr ActTerms kTerms = kActTerms;
   static constexpr bool kCodes = std::is_same_v<Act, std::int8_t>;
   static constexpr bool kOffsets = kTerms == ActTerms::offsets, kSumsCodes = kOffsets || kTerms == ActTerms::zeros;
   static constexpr int kFolds = !kCodes ? 0 : kPath == ConstantsPath::any ? gpu_tile::kChannels / 32 : 1;  // of a record
-  static constexpr GemmShape kShape{kTokens, kCodes, kFolds, kPatches, kOffsets, kExperts};
+  static constexpr GemmShape kShape{kTokens, kCodes, kFolds, kPatches, kOffsets, kExperts, kPairs};
   static constexpr int kBoxBytes = kTokens * kBoxBytesOfToken;
   static constexpr int kBoxChannels = kBoxBytesOfToken / static_cast<int>(sizeof(Act));
-  static constexpr int kBoxes = gpu_tile::kChannels / kBoxChannels;  // of a record
-  static constexpr int kActBytes = kBoxes * kBoxBytes;               // of a record
-  static constexpr int kTermBytes = kShape.term_bytes();             // of a record
+  static constexpr int kActChannels = gpu_tile::kChannels * (kPairs ? 2 : 1);  // of a record, as columns of x
+  static constexpr int kBoxes = kActChannels / kBoxChannels;                   // of a record
+  static constexpr int kActBytes = kBoxes * kBoxBytes;                         // of a record
+  static constexpr int kTermBytes = kShape.term_bytes();                       // of a record
   static constexpr int kFoldBytes =
       term_tokens(kTokens, kExperts) * token_term_bytes(kOffsets);  // terms of a fold, not of patches
 };
@@ -134,7 +136,7 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
     bool waits = true;
     for_each_pass(this->schedule(), [&](const Pass& pass) {
       const auto tokens = this->tokens_of(pass);
-      const int first = tokens.first(), end = pass.end * gpu_tile::kChannels;
+      const int first = tokens.first(), end = pass.end * T::kActChannels;
       PatchWalk walk;
       const int box_channels = T::kCodes && T::kPatches ? p.box_channels : T::kBoxChannels;
       int record = pass.first;  // of the plane
@@ -147,7 +149,7 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
       if (waits) ptx::wait_for_predecessors();  // with everything else done
       waits = false;
 #pragma unroll 1
-      for (int channel = pass.first * gpu_tile::kChannels; channel < end;) {
+      for (int channel = pass.first * T::kActChannels; channel < end;) {
         const std::uint32_t is_full = all_full + 8 * to.stage;
         ptx::barrier_wait(is_full + 8 * stages, to.parity);  // is empty
         if constexpr (kPlanes) {

@@ -12,7 +12,7 @@ import json
 import pathlib
 import sys
 
-KEPT = ("name", "n", "k", "m", "scheme", "a_dtype", "d_dtype", "conv", "calls", "operation", "transposed", "glu", "norm", "block")
+KEPT = ("name", "n", "k", "m", "scheme", "a_dtype", "d_dtype", "conv", "calls", "operation", "transposed", "glu", "norm", "prescale", "block")
 
 BACK_TO_BACK = "back-to-back"  # how calls follow each other where a row does not say
 

@@ -81,6 +81,15 @@ Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const Scheme& 
   return q;
 }
 
+// A factor for each input channel.
+Result<QuantTensor> with_prescale(Result<QuantTensor> q) {
+  if (!q.ok()) return q;
+  Random random(1);
+  q->prescale = Tensor(DType::f32, {q->k});
+  for (std::int64_t i = 0; i < q->k; ++i) q->prescale.set(i, random.uniform(0.5f, 1.5f));
+  return q;
+}
+
 // The scale with which random codes of [N,k] make results about as large as the activations.
 float unit_scale(DType codes, std::int64_t k) {
   double sum = 0, squares = 0, count = 0;
@@ -176,7 +185,8 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
 }
 
 Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& file, const std::string& layer,
-                                                 std::span<const std::string> schemes, std::span<const std::int64_t> m_list) {
+                                                 std::span<const std::string> schemes, std::span<const std::int64_t> m_list,
+                                                 bool prescale) {
   const auto pattern = compile_pattern("--layer", layer);
   if (!pattern.ok()) return pattern.status();
   const auto shapes = read_shapes(file);
@@ -195,6 +205,9 @@ Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& fi
                        .load = [shape, scheme = *scheme, seed] { return random_weight(shape.n, shape.k, scheme, seed); },
                        .m = std::move(m),
                        .act_scheme = scheme->act});
+      if (!prescale) continue;
+      cases.push_back(cases.back());
+      cases.back().load = [plain = cases.back().load] { return with_prescale(plain()); };
     }
   }
   if (cases.empty()) return Status(StatusCode::invalid_argument, fmt::format("{} has no layer to measure", file.string()));

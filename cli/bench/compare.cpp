@@ -45,8 +45,8 @@ Result<std::vector<Row>> read_results(const std::filesystem::path& path) {
       const std::string d_dtype = r.value("d_dtype", a_dtype == "e4m3" ? "bf16" : a_dtype);  // older files do not say
       rows.push_back({r.at("name"), r.at("scheme"), a_dtype, d_dtype, r.at("backend"), r.value("calls", "back-to-back"),
                       r.value("operation", "linear") + (r.value("transposed", false) ? " transposed" : "") +
-                          (r.value("glu", false) ? " glu" : "") + r.value("norm", "") + (r.contains("block") ? " block" : "") +
-                          moe_key(r),
+                          (r.value("glu", false) ? " glu" : "") + r.value("norm", "") +
+                          (r.value("prescale", false) ? " prescale" : "") + (r.contains("block") ? " block" : "") + moe_key(r),
                       r.at("kernel"), r.at("m"), r.at("n"), r.at("k"), r.at("median_us")});
       if (!(rows.back().median_us > 0))
         return corrupt(fmt::format("median_us of {} is {}", rows.back().name, r.at("median_us").dump()));

@@ -257,6 +257,7 @@ Result<std::vector<BenchResult>> bench_work(const Prepared& prepared, const Benc
     result.transposed = work.transposed;
     result.glu = work.glu;
     result.norm = work.norm;
+    result.prescale = !prepared.weight.prescale.empty();
     result.chosen = !spec.all_kernels || result.kernel == planned;
     derive(result, (*timings)[i], probes, bytes_of(work, source.bytes), operations_of(work));
     if (source.weight != nullptr) result.predicted_us = predicted_us(*source.weight, work, result, machine);
@@ -598,7 +599,8 @@ std::optional<Regret> regret_of(std::span<const BenchResult> results) {
   };
   std::map<std::string, Place> places;
   for (const BenchResult& r : results) {
-    Place& place = places[fmt::format("{}\n{} {} {} {} {} {}", r.name, r.m, r.n, r.k, r.scheme, r.a_dtype, name(r.calls))];
+    Place& place =
+        places[fmt::format("{}\n{} {} {} {} {} {} {}", r.name, r.m, r.n, r.k, r.scheme, r.a_dtype, name(r.calls), r.prescale)];
     if (place.best == nullptr || r.median_us < place.best->median_us) place.best = &r;
     if (r.chosen) place.chosen = &r;
   }

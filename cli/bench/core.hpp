@@ -181,6 +181,7 @@ struct BenchResult {
   bool transposed = false;
   bool glu = false;
   Norm norm = Norm::none;
+  bool prescale = false;                               // of the weight, which A is multiplied by first
   double median_us = 0, gbytes_per_s = 0, gflops = 0;  // 10⁹ operations per second, be they in floating point or not
   // The ceilings, by probes in every round, and the share of them that was reached: the median over the rounds of the least time over the
   // measured time.

@@ -24,7 +24,7 @@ struct Options {
   std::vector<std::string> schemes, acts = {"f32"}, calls = {"back-to-back"}, routings = {"uniform"};  // no schemes: the default
   std::string operation = "linear", backend = "cpu", activations, kernel, layer, json, layout = "nchw", accumulation = "fast";
   std::string norm = "none";
-  bool all_kernels = false, no_baselines = false, glu = false;
+  bool all_kernels = false, no_baselines = false, glu = false, prescale = false;
   int threads = 0;
   double min_seconds = 0.2, fail_under = 0;
   int rounds = 7;
@@ -176,6 +176,9 @@ Result<Outcome> run(const Options& options) {
     return Status(StatusCode::invalid_argument,
                   fmt::format("--report, --kernel and --all-kernels are of products; leave them out with --operation {}",
                               options.operation));
+  if (options.operation != "linear" && options.prescale)
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("--prescale is of products; leave it out with --operation {}", options.operation));
   if (!options.report.empty() && parse_backend(options.backend) == Backend::cuda)
     return Status(StatusCode::invalid_argument, "--report shows a CPU; give --json with --backend cuda");
   if (parse_backend(options.backend) == Backend::cpu &&
@@ -216,9 +219,10 @@ Result<Outcome> run(const Options& options) {
     if (!layers.ok()) return layers.status();
     cases.experts = *std::move(layers);
   } else {
-    auto layers = checkpoint             ? cases_from_checkpoint(*checkpoint, options.layer, *quantize, options.m)
-                  : options.conv.empty() ? cases_from_shapes(options.shapes, options.layer, schemes_of(options), options.m)
-                                         : cases_from_conv_shapes(conv_cases(options, quantize->value_or(ActScheme{})));
+    auto layers = checkpoint ? cases_from_checkpoint(*checkpoint, options.layer, *quantize, options.m)
+                  : options.conv.empty()
+                      ? cases_from_shapes(options.shapes, options.layer, schemes_of(options), options.m, options.prescale)
+                      : cases_from_conv_shapes(conv_cases(options, quantize->value_or(ActScheme{})));
     if (!layers.ok()) return layers.status();
     cases.layers = *std::move(layers);
   }
@@ -377,10 +381,10 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
     if (other != r.baselines.end())
       speedup = fmt::format("{:.2f}×{}", other->second / r.median_us, fastest.size() > 1 ? " " + other->first : "");
     ways.insert(r.calls);
-    const std::string way =
-        fmt::format("{}{}{}{}", r.glu ? " (glu)" : "", r.norm == Norm::none ? "" : fmt::format(" ({} norm)", name(r.norm)),
-                    r.moe ? fmt::format(" ({}, {:.1f} hit)", name(r.moe->routing), r.moe->hit) : "",
-                    r.calls == Calls::back_to_back ? "" : fmt::format(" ({})", name(r.calls)));
+    const std::string way = fmt::format(
+        "{}{}{}{}{}", r.glu ? " (glu)" : "", r.norm == Norm::none ? "" : fmt::format(" ({} norm)", name(r.norm)),
+        r.prescale ? " (prescale)" : "", r.moe ? fmt::format(" ({}, {:.1f} hit)", name(r.moe->routing), r.moe->hit) : "",
+        r.calls == Calls::back_to_back ? "" : fmt::format(" ({})", name(r.calls)));
     table.add({printable(r.name) + (r.transposed ? " (transposed)" : "") + way, std::to_string(r.m), std::to_string(r.n),
                std::to_string(r.k), r.scheme, r.a_dtype, r.kernel, fmt::format("{:.1f}", r.median_us),
                fmt::format("{:.2f}", r.gbytes_per_s), r.gflops > 0 ? fmt::format("{:.1f}", r.gflops) : "",
@@ -450,6 +454,7 @@ Json benchmark_json(const Benchmark& benchmark) {
     if (r.transposed) json["transposed"] = true;
     if (r.glu) json["glu"] = true;
     if (r.norm != Norm::none) json["norm"] = name(r.norm);
+    if (r.prescale) json["prescale"] = true;
     if (benchmark.regret) json["chosen"] = r.chosen;
   }
   Json document = {{"schema", 1},
@@ -589,6 +594,11 @@ void add_bench(CLI::App& app, Action& action) {
       ->excludes(block)
       ->excludes(moe)
       ->excludes(conv);
+  command
+      ->add_flag("--prescale", options->prescale,
+                 "With --shapes: measure each layer also with a prescale, a factor for each input channel that activations are "
+                 "multiplied by first")
+      ->needs(shapes);
   add_backend(*command, options->backend);
   command
       ->add_option("--calls", options->calls,

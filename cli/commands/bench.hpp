@@ -28,9 +28,11 @@ struct Benchmark {
 /// are equal. The cases read from `checkpoint`, which must outlive them.
 Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoint, const std::string& layer,
                                                      const AskedActivations& asked, std::span<const std::int64_t> m_list);
-/// The lines of a shape file in each of the schemes, with random codes and scales. A line that gives M overrides `m_list`.
+/// The lines of a shape file in each of the schemes, with random codes and scales. A line that gives M overrides `m_list`. `prescale`: each
+/// again with a prescale.
 Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& file, const std::string& layer,
-                                                 std::span<const std::string> schemes, std::span<const std::int64_t> m_list);
+                                                 std::span<const std::string> schemes, std::span<const std::int64_t> m_list,
+                                                 bool prescale = false);
 
 /// A decoder's block of that shape in each of the schemes, with random codes and scales.
 Result<std::vector<BlockCase>> cases_from_block(const BlockShape& shape, std::span<const std::string> schemes,

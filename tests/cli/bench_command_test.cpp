@@ -60,6 +60,26 @@ TEST_F(Cli, BenchOfShapes) {
   EXPECT_EQ(std::count(rows.begin(), rows.end(), 3) * 3, static_cast<std::ptrdiff_t>(rows.size())) << "a fixed M overrides -M";
 }
 
+/// Each layer without and with factors of its input channels; the row says which, and so are two results compared.
+TEST_F(Cli, BenchOfAPrescale) {
+  spit(at("shapes.txt"), "48 64 first\n32 128 second\n");
+  const std::vector<std::string> command{
+      "bench", "--shapes",   at("shapes.txt"), "-M",     "1,2",        "--scheme",       "u4b8g32,s8r_s8c", "--rounds",
+      "2",     "--min-time", "0.001",          "--json", at("b.json"), "--no-baselines", "--prescale"};
+  const Finished run = nibble(command);
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(contains(run.out, "first (prescale)") && contains(run.out, "second (prescale)")) << run.out;
+  const auto json = nlohmann::json::parse(slurp(at("b.json")));
+  const auto& results = json["results"];
+  ASSERT_EQ(results.size(), 2u * 2u * 2u * 2u);
+  for (std::size_t i = 0; i < results.size(); ++i) EXPECT_EQ(results[i].contains("prescale"), i / 2 % 2 == 1) << results[i];
+  EXPECT_EQ(nibble({"bench", "--compare", at("b.json"), at("b.json"), "--fail-under", "0.99"}).exit_code, 0);
+  EXPECT_TRUE(contains(nibble({"bench", "--block", "128,192,4,2,32", "--prescale"}).err, "--shapes"));
+  const Finished other = nibble({"bench", "--shapes", at("shapes.txt"), "--operation", "dequantize", "--prescale"});
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_TRUE(contains(other.err, "--prescale is of products")) << other.err;
+}
+
 /// Its four products, each alone, and the block: what it moves and computes is what they do.
 TEST_F(Cli, BenchOfABlock) {
   const Finished run = nibble({"bench", "--block", "128,192,4,2,32", "-M", "1,5", "--scheme", "u4zg64,s8r_s8c,s8g32_u4b8g32",

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <exception>
 #include <new>
+#include <sstream>
 #include <stdexcept>
 #include <system_error>
 
@@ -137,8 +138,12 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help_or_version) {
-    app.exit(help_or_version);
-    return exit_code(finish_output().code());
+    std::ostringstream text;
+    app.exit(help_or_version, text, text);
+    print(text.str());
+    const Status output = finish_output();
+    if (!output.ok()) complain(output.message());
+    return exit_code(output.code());
   } catch (const CLI::ParseError& error) {
     if (argc == 1) {
       print(app.help());

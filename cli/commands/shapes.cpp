@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <charconv>
 
+#include "nibble/tensor.hpp"
 #include "terminal/output.hpp"
 
 namespace nibble::cli {
 namespace {
-
-constexpr std::int64_t kLargest = std::int64_t{1} << 31;  // of a dimension; products then stay within 64 bits
 
 std::vector<std::string_view> fields_of(std::string_view line) {
   line = line.substr(0, line.find('#'));
@@ -41,10 +40,14 @@ std::string parse_line(const std::vector<std::string_view>& fields, Shape& shape
   for (std::size_t i = first; i < 3; ++i) {
     const std::string_view field = fields[i - first];
     const std::optional<std::int64_t> value = number(field);
-    if (!value || *value < 1 || *value > kLargest)
-      return fmt::format("{} is '{}'; expected a whole number from 1 to {}", "MNK"[i], field, kLargest);
+    if (!value || *value < 1 || *value > kMaxSize)
+      return fmt::format("{} is '{}'; expected a whole number from 1 to {}", "MNK"[i], field, kMaxSize);
     sizes[i] = *value;
   }
+  for (std::size_t i = 0; i < 3; ++i)  // of D, A and W
+    if (const std::size_t j = (i + 1) % 3; sizes[i] > 0 && sizes[j] > kMaxElements / sizes[i])
+      return fmt::format("{}={} times {}={} is more than the {} elements that a matrix may have", "MNK"[i], sizes[i], "MNK"[j],
+                         sizes[j], kMaxElements);
   if (number(fields.back())) return fmt::format("the line ends with the number {}; a name must follow N and K", fields.back());
   shape = {first == 0 ? std::optional(sizes[0]) : std::nullopt, sizes[1], sizes[2], std::string(fields.back())};
   return "";

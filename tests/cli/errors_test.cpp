@@ -321,7 +321,9 @@ TEST_F(Cli, AResultThatCannotBeWrittenExitsWith4) {
                        "--json", at("no/such/b.json")}),
                4, "b.json");
   if (fs::exists("/dev/full"))
-    expect_error(nibble({"inspect", checkpoint("awq")}, {.stdout_to = "/dev/full"}), 4, "standard output");
+    for (const std::vector<std::string>& command :
+         {{"inspect", checkpoint("awq")}, {"--help"}, std::vector<std::string>{"bench", "--help"}})
+      expect_error(nibble(command, {.stdout_to = "/dev/full"}), 4, "standard output");
 }
 
 TEST_F(Cli, AResultReplacesNothingButFiles) {

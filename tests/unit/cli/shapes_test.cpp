@@ -32,11 +32,15 @@ TEST(Shapes, SaysWhatIsWrongWhere) {
   EXPECT_EQ(failure("1 2 a\n\n3 x\n"), "f.txt:3: expected '[M] N K name', found 2 fields");
   EXPECT_EQ(failure("1 2 3 a b"), "f.txt:1: expected '[M] N K name', found 5 fields");
   EXPECT_EQ(failure("word"), "f.txt:1: expected '[M] N K name', found 1 field");
-  EXPECT_EQ(failure("12 x7 a"), "f.txt:1: K is 'x7'; expected a whole number from 1 to 2147483648");
-  EXPECT_EQ(failure("0 1 2 a"), "f.txt:1: M is '0'; expected a whole number from 1 to 2147483648");
-  EXPECT_EQ(failure("1 2147483649 a"), "f.txt:1: K is '2147483649'; expected a whole number from 1 to 2147483648");
+  EXPECT_EQ(failure("12 x7 a"), "f.txt:1: K is 'x7'; expected a whole number from 1 to 1073741824");
+  EXPECT_EQ(failure("16777216 8388608 a"),
+            "f.txt:1: N=16777216 times K=8388608 is more than the 70368744177664 elements that a matrix may have");
+  EXPECT_EQ(failure("1073741824 131072 1 a"),
+            "f.txt:1: M=1073741824 times N=131072 is more than the 70368744177664 elements that a matrix may have");
+  EXPECT_EQ(failure("0 1 2 a"), "f.txt:1: M is '0'; expected a whole number from 1 to 1073741824");
+  EXPECT_EQ(failure("1 2147483649 a"), "f.txt:1: K is '2147483649'; expected a whole number from 1 to 1073741824");
   EXPECT_EQ(failure("99999999999999999999 1 a"),
-            "f.txt:1: N is '99999999999999999999'; expected a whole number from 1 to 2147483648");
+            "f.txt:1: N is '99999999999999999999'; expected a whole number from 1 to 1073741824");
   EXPECT_EQ(failure("16 4096 4096"), "f.txt:1: the line ends with the number 4096; a name must follow N and K");
   EXPECT_EQ(failure("# nothing\n"), "f.txt: no shapes; write '[M] N K name' lines");
   EXPECT_EQ(read_shapes("/nonexistent/f.txt").status().code(), StatusCode::io_error);

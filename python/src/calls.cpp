@@ -317,7 +317,7 @@ struct OperandData {
     if (norm.kind == Norm::none) throw invalid("'" + kind + "' is no kind of norm; write rms or layer");
     norm_weight = call.in(weight, "norm.weight", 1).vector();
     norm_bias = call.in(bias_of_norm, "norm.bias", 1).vector();
-    norm_residual = call.out(stream, "norm.residual");
+    norm_residual = call.out(stream, "norm.residual").operand();
   }
 
   /// Of tokens: [M] whatever their dimensions; of groups: [M,G].

@@ -103,6 +103,9 @@ def test_norm_before_a_layer(rng, kind):
     before = stream.copy()
     y = w.linear(x, norm=nibble.Norm(weight, kind=kind, eps=1e-5, weight_offset=1, residual=stream))
     assert np.array_equal(stream, before + x) and distance(y, normalized(stream) @ dense) < 1e-5
+    ones = [np.full((5, 256), 0x3F80, np.uint16) for _ in range(2)]  # the bits of bf16
+    w.linear(ones[0], norm=nibble.Norm(weight, kind=kind, residual=ones[1]))
+    assert (ones[1] == 0x4000).all()
     with pytest.raises(nibble.InvalidArgument, match="no kind of norm"):
         w.linear(x, norm=nibble.Norm(weight, kind="batch"))
     with pytest.raises(nibble.InvalidArgument, match="norm_weight must be a contiguous vector of 256"):

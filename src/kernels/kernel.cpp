@@ -74,7 +74,18 @@ Status runs_here(Isa isa) {
 
 Status runs_on(const GpuInfo& gpu, Isa level) {
   if (gpu.has(level)) return {};
-  std::string_view best = "nothing this build has code for";
+  constexpr int kLeast = 75;
+  if (gpu.compute_capability < kLeast)
+    return error(
+        StatusCode::unsupported,
+        "this {} is older than compute capability 7.5, the least that nibble has kernels for: run on a newer GPU, or on the "
+        "CPU",
+        gpu.name);
+  if (gpu.isas == 0)
+    return error(StatusCode::unsupported,
+                 "this build has no code for this {} of compute capability {}.{}: build with -D NIBBLE_CUDA_ARCHITECTURES=native",
+                 gpu.name, gpu.compute_capability / 10, gpu.compute_capability % 10);
+  std::string_view best;
   for (const Isa isa : kAllIsas)
     if (gpu.has(isa)) best = name(isa);
   return error(StatusCode::unsupported, "needs {}, this {} offers {}", name(level), gpu.name, best);

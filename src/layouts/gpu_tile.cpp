@@ -36,7 +36,9 @@ std::string refusal(const WeightScheme& scheme, DType zero_type, std::int64_t k)
   const bool floats = are_floats(stored_codes(scheme.codes));
   if ((!floats && kind != DTypeKind::uint && kind != DTypeKind::biased && scheme.codes != DType::s8) ||
       nibble::bits(scheme.codes) > 8)
-    return fmt::format("takes codes that are integers of up to 8 bits, e2m1, e4m3 or e5m2, not {}", name(scheme.codes));
+    return fmt::format(
+        "takes codes that are integers of up to 8 bits, e2m1, e4m3 or e5m2, not {}: quantize to such codes, or run on the CPU",
+        name(scheme.codes));
   if (!is_compute_float(stored_scale(scheme.scale)))
     return fmt::format("scales of type {} are not f32, f16, bf16, e4m3 or e8m0", name(scheme.scale));
   if (floats && scheme.zero != ZeroKind::none) return fmt::format("zeros beside codes of type {}", name(scheme.codes));

@@ -50,11 +50,15 @@ Status check_quantize(const LinearSpec& spec, const WeightDesc& weight) {
                  weight.static_acts->zero);
   if (!is_compute_float(spec.a_dtype) && weight.prescale)
     return error(StatusCode::unsupported,
-                 "A comes quantized, but the weight has a prescale, which activations are multiplied by first");
+                 "A comes quantized, but the weight has a prescale, which activations are multiplied by first: pass A as f32, "
+                 "f16 or bf16");
   const std::int64_t group = weight.scheme.group.k, block = act.group.k;
   if (block != 0 && group != 0 && group % block != 0 && block % group != 0)
-    return error(StatusCode::unsupported, "activations in blocks of {} do not line up with the weight's groups of {}", block,
-                 group);
+    return error(
+        StatusCode::unsupported,
+        "activations in blocks of {} do not line up with the weight's groups of {}: take blocks that divide the groups, or "
+        "that they divide",
+        block, group);
   return {};
 }
 

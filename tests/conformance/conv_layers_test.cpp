@@ -240,10 +240,11 @@ TEST(Conv, APrescaleIsOfChannelsAndActOrderIsRefused) {
   QuantTensor q = conv_weight({DType::u4b8, ZeroKind::none, GroupShape::group(16), DType::f16}, g, 1, false);
   q.prescale = random_prescale(g, 1);
   EXPECT_TRUE(q.validate().ok()) << q.validate().message();
-  EXPECT_EQ(Plan::conv(*pack(q), {.geometry = g, .a_dtype = DType::s8, .act_scheme = {DType::s8, GroupShape::tensor()}})
-                .status()
-                .message(),
-            "A comes quantized, but the weight has a prescale, which activations are multiplied by first");
+  EXPECT_EQ(
+      Plan::conv(*pack(q), {.geometry = g, .a_dtype = DType::s8, .act_scheme = {DType::s8, GroupShape::tensor()}})
+          .status()
+          .message(),
+      "A comes quantized, but the weight has a prescale, which activations are multiplied by first: pass A as f32, f16 or bf16");
   QuantTensor odd = q;
   odd.prescale.set(16 + 3, 2.0f);
   odd.prescale.set(3, 0.5f);

@@ -59,7 +59,10 @@ TEST(SupportMatrix, SaysWhatThePlannerSays) {
   EXPECT_EQ(cell("linear", "bf16", "u4b8g128", "sm_75"), "generic");
   EXPECT_EQ(cell("linear", "f32", "u4b8g128", "sm_75"), "fast");
   EXPECT_EQ(cell("linear", "f32", "u4b8g8", "baseline"), "fast");
-  EXPECT_THAT(cell("linear", "f16", "u4b8g128", "sm_70"), HasSubstr("nothing this build has code for"));
+  for (const auto& [operation, activations] : {std::pair("linear", "f16"), {"conv", "f16"}, {"dequantize", "→f16"}})
+    EXPECT_EQ(cell(operation, activations, "u4b8g128", "sm_70"),
+              "no: this GPU of compute capability 7.0 is older than compute capability 7.5, the least that nibble has kernels "
+              "for: run on a newer GPU, or on the CPU");
   EXPECT_EQ(cell("linear", "f16→s8g128", "u4zg128", "sm_75"), "fast");
   EXPECT_EQ(cell("linear", "f16→s8g128", "u4zg128", "sm_80"), "fast");
   EXPECT_THAT(cell("linear", "f16→s8g128", "u4b8g96", "baseline"), HasSubstr("do not line up"));

@@ -100,8 +100,9 @@ TEST(GpuTile, RecordsAreWholeCopies) {
 TEST(GpuTile, RefusalsSayWhy) {
   EXPECT_EQ(gpu_tile::refusal({.group = GroupShape::group(12)}, DType::none, 4096),
             "groups of 12 channels are not a multiple of 8");
-  EXPECT_EQ(gpu_tile::refusal({.codes = DType::e3m2}, DType::none, 4096),
-            "takes codes that are integers of up to 8 bits, e2m1, e4m3 or e5m2, not e3m2");
+  EXPECT_EQ(
+      gpu_tile::refusal({.codes = DType::e3m2}, DType::none, 4096),
+      "takes codes that are integers of up to 8 bits, e2m1, e4m3 or e5m2, not e3m2: quantize to such codes, or run on the CPU");
   EXPECT_EQ(gpu_tile::refusal({.codes = DType::e4m3, .zero = ZeroKind::offset}, DType::f16, 4096),
             "zeros beside codes of type e4m3");
   EXPECT_EQ(gpu_tile::refusal({.scale = DType::e5m2}, DType::none, 4096),

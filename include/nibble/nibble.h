@@ -929,11 +929,11 @@ typedef struct nib_route_desc {
   int32_t unnormalized;       /* not 0: weights are the scores; else the scores divided by their sum */
   float scale;                /* multiplies all weights, last; 0: 1 */
   nib_backend backend;        /* NIB_CUDA: all views are device memory; up to 1024 experts */
-  const nib_view* logits;  /* f32, f16 or bf16 [T,E], last stride 1; NaN counts as −∞ */
-  const nib_view* bias;    /* f32 [E], dense; NULL: none */
-  const nib_view* ids;     /* written: s32 [T,top_k], any strides */
-  const nib_view* weights; /* written: f32 [T,top_k], any strides */
-  void* stream;            /* of NIB_CUDA, which the work is enqueued on; NULL: the default stream */
+  const nib_view* logits;     /* f32, f16 or bf16 [T,E], last stride 1; NaN counts as −∞ */
+  const nib_view* bias;       /* f32 [E], dense; NULL: none */
+  const nib_view* ids;        /* written: s32 [T,top_k], any strides */
+  const nib_view* weights;    /* written: f32 [T,top_k], any strides */
+  void* stream;               /* of NIB_CUDA, which the work is enqueued on; NULL: the default stream */
 } nib_route_desc;
 
 /* Chooses the top_k experts of each token, the best first, of equals the lower number. A choice is made by score + bias, and weights are

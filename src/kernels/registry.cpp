@@ -8,14 +8,13 @@
 namespace nibble {
 
 std::span<const Kernel> kernel_table() {
-  static const KernelTable kTable({cpu::bf16_kernels(),    cpu::dot_kernels(),          cpu::float_kernels(),
-                                   cpu::conv_kernels(),    cpu::dequantize_kernels(),   cpu::prepare_kernels(),
-                                   cpu::recode_kernels(),  cpu::finish_kernels(),       cpu::norm_kernels(),
-                                   cuda::w8a8_kernels(),   cuda::wna8_kernels(),        cuda::fixed_point_kernels(),
-                                   cuda::pair_kernels(),   cuda::wna16_kernels(),       cuda::e4m3_halves_kernels(),
-                                   cuda::codes_kernels(),  cuda::dense_kernels(),       cuda::conv_kernels(),
-                                   cuda::im2col_kernels(), cuda::recode_kernels(),      cuda::finish_kernels(),
-                                   cuda::norm_kernels(),   reference::kernels()});
+  static const KernelTable kTable(
+      {cpu::bf16_kernels(),       cpu::dot_kernels(),     cpu::float_kernels(),        cpu::conv_kernels(),
+       cpu::dequantize_kernels(), cpu::prepare_kernels(), cpu::recode_kernels(),       cpu::finish_kernels(),
+       cpu::norm_kernels(),       cuda::w8a8_kernels(),   cuda::wna8_kernels(),        cuda::fixed_point_kernels(),
+       cuda::pair_kernels(),      cuda::wna16_kernels(),  cuda::e4m3_halves_kernels(), cuda::codes_kernels(),
+       cuda::dense_kernels(),     cuda::conv_kernels(),   cuda::im2col_kernels(),      cuda::recode_kernels(),
+       cuda::finish_kernels(),    cuda::norm_kernels(),   reference::kernels()});
   return kTable.rows();
 }
 

@@ -75,7 +75,8 @@ __device__ void keep_groups(const RouteTask& t, int lane, float* choices, float*
       second = fmaxf(second, fminf(best, choices[e]));
       best = fmaxf(best, choices[e]);
     }
-    sums[g] = size > 1 ? best + second : best;
+    const float sum = size > 1 ? best + second : best;
+    sums[g] = std::isnan(sum) ? best : sum;  // of infinities of both signs, which have no order
   }
   __syncwarp();
   for (int g = lane; g < t.groups; g += 32) {

@@ -103,6 +103,12 @@ struct Element {
     advance(rest.gate), advance(rest.residual);
     return rest;
   }
+  /// The same of kernels that give sums the scales of activations themselves: their code has no place for act_scale.
+  NIBBLE_HOST_DEVICE Element without_act_scale() const {
+    Element rest = *this;
+    rest.act_scale = nullptr;
+    return rest;
+  }
   /// Whether acc_scale is the only scale.
   NIBBLE_HOST_DEVICE bool unscaled() const { return act_scale == nullptr && row_scale == nullptr && col_scale == nullptr; }
   /// Whether the epilogue is acc_scale and a store to 16-bit floats, as in most layers: store_plain suffices.

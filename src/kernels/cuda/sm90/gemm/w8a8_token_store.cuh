@@ -298,8 +298,8 @@ struct W8A8TokenStore : W8A8Stages<T> {
 #pragma unroll 1
       for (int t = lane / 8; t < 8; t += 4)
         if (token + t < p.m)
-          store_rows(p.epilogue, p.first_row + token + t, (pass.block + block) * gpu_w8::kRows + lane % 8 * 8, p.rows(),
-                     staging + t * kStagePitch + lane % 8 * 8);
+          store_rows(p.epilogue.without_act_scale(), p.first_row + token + t, (pass.block + block) * gpu_w8::kRows + lane % 8 * 8,
+                     p.rows(), staging + t * kStagePitch + lane % 8 * 8);
       __syncwarp();
     }
   }

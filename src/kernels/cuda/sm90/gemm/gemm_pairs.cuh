@@ -119,7 +119,7 @@ struct PairProducts : GemmStages<T> {
           wgmma_commit();
         }
         add_group();
-        release(from.stage);
+        release(from.stage, __float_as_uint(scales.x));
         from.advance(stages);
       } while ((r += depth()) < count);
     this->pass_on_rest(r, count, from);

@@ -166,10 +166,9 @@ Status accepts_decode(const Kernel& self, const Problem& p) {
   return p.experts == 0 ? Status() : accepts_decode_experts(self, p);
 }
 
-/// Whether scales, zeros and offsets are of the kinds for which the wgmma kernels have fast paths (constants_path).
+/// Whether scales and zeros are of the kinds for which the wgmma kernels have fast paths (constants_path).
 bool has_usual_constants(const Problem& p) {
   const DType scale = gpu_tile::stored_scale(p.scheme.scale);
-  if (p.scheme.zero == ZeroKind::offset) return scale == p.a_dtype && p.zero_type == p.a_dtype;
   return scale != DType::f32 && p.scheme.zero <= ZeroKind::integer && (p.a_dtype != DType::f16 || scale == DType::f16);
 }
 
@@ -436,7 +435,9 @@ Status accepts_decoded_codes(const Problem& p) {
 
 Status accepts_wgmma_weight(const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_decoded_codes(p));
-  return accepts_slots(p, has_usual_constants(p) && p.scheme.codes != DType::e4m3 ? 16 : 32);
+  const bool offsets = p.op == Op::linear && p.scheme.zero == ZeroKind::offset && gpu_tile::stored_bits(p.scheme.codes) == 4 &&
+                       gpu_tile::stored_scale(p.scheme.scale) == p.a_dtype && p.zero_type == p.a_dtype;
+  return accepts_slots(p, offsets || (has_usual_constants(p) && p.scheme.codes != DType::e4m3) ? 16 : 32);
 }
 
 GpuInfo gpu_of(const Problem& problem) {

@@ -144,11 +144,41 @@ __device__ __forceinline__ AnyConstants load_any(const RecordFormat& format, std
     raw.zeros = load_stored_pair(zeros, position, format.zero_type);
   return raw;
 }
+/// Two numbers of 16 bits, and two floats, each twice in a register.
+__device__ __forceinline__ void twice(std::uint32_t (&to)[2], std::uint32_t pair) {
+  to[0] = __byte_perm(pair, 0, 0x1010);
+  to[1] = __byte_perm(pair, 0, 0x3232);
+}
+template <class Act>
+__device__ __forceinline__ void twice(std::uint32_t (&to)[2], float low, float high) {
+  twice(to, std::is_same_v<Act, __half> ? ptx::to_f16x2(low, high) : ptx::to_bf16x2(low, high));
+}
+/// Offsets that one fused multiply-add of the activations' type adds without rounding them first.
+NIBBLE_HOST_DEVICE inline bool has_exact_offsets(const RecordFormat& f, DType act) {
+  return f.zero == ZeroKind::offset && f.zero_type == act && f.scale_type == act;
+}
+template <class Act>
+inline constexpr DType kActType = std::is_same_v<Act, __half> ? DType::f16 : DType::bf16;
+
+/// Scales and exact offsets, two rows each, as constants.
+template <class Act, Codes kCodes>
+__device__ __forceinline__ void make_offsets(RowConstants& c, const RecordFormat& format, std::uint32_t scales,
+                                             std::uint32_t offsets) {
+  using Numbers = Raised<Act, kCodes>;
+  constexpr std::uint32_t kUp = 0x54005400u;  // kScaleUp
+  constexpr bool kHalf = std::is_same_v<Act, __half>;
+  twice(c.scale, kHalf ? ptx::mul_f16x2(scales, kUp) : scales);
+  twice(c.offset, kHalf ? ptx::mul_f16x2(offsets, kUp) : offsets);
+  twice<Act>(c.minus, -(Numbers::kMagic + format.zero_base), -(Numbers::kMagicUpper + format.zero_base));
+}
+
 /// With `scale_after` the operand is u − z, and the caller multiplies sums by the scale; else by 1 / kScaleUp.
 template <class Act, Codes kCodes>
 __device__ __forceinline__ void make_constants(RowConstants& c, const RecordFormat& format, const AnyConstants& raw,
                                                bool scale_after) {
   using Numbers = Raised<Act, kCodes>;
+  if (!gpu_tile::are_floats(kCodes) && has_exact_offsets(format, kActType<Act>))
+    return make_offsets<Act, kCodes>(c, format, raw.scales.x, raw.zeros.x);
   const float2 scale = numbers_of(raw.scales, format.scale_type);
   float z[2] = {format.zero_base, format.zero_base}, o[2] = {0.0f, 0.0f};
   if (!gpu_tile::are_floats(kCodes) && format.zero == ZeroKind::integer) {
@@ -178,31 +208,28 @@ __device__ __forceinline__ void make_constants(RowConstants& c, const RecordForm
   c.offset[1] = twice<Act>(o[1]);
 }
 
-// ---- The same with fewer branches, for nearly all checkpoints: 16-bit scales, integer zeros or offsets of the activations' type.
+// ---- The same without branches, for nearly all checkpoints: 16-bit scales, no float zeros.
 
 /// How a kernel reads a record's scales and zeros.
 enum class ConstantsPath {
   fixed_zeros,    // groups of 128 or more, zeros in the middle of the codes
   integer_zeros,  // the same groups, zeros of their own
-  fine_groups,    // slots of 32 and 64 channels, of either kind; offsets in slots of 32 channels or more
-  groups_of_16,   // slots of 16 channels, of either kind or with offsets
+  fine_groups,    // slots of 32 and 64 channels, of either kind
+  groups_of_16,   // slots of 16 channels, of either kind
+  offsets_of_16,  // slots of 16 channels with exact offsets
   float_codes,    // groups of 128 or more, scales of any type, codes that are floats
   any,            // AnyConstants, for every other kind in slots of 32 channels or more
 };
 NIBBLE_HOST_DEVICE constexpr bool is_fine(ConstantsPath path) {
-  return path == ConstantsPath::fine_groups || path == ConstantsPath::groups_of_16;
-}
-/// Offsets that one fused multiply-add of the activations' type adds without rounding them first.
-inline bool are_exact_offsets(ZeroKind zero, DType zero_type, DType scale_type, DType act) {
-  return zero == ZeroKind::offset && zero_type == act && scale_type == act;
+  return path == ConstantsPath::fine_groups || path == ConstantsPath::groups_of_16 || path == ConstantsPath::offsets_of_16;
 }
 
 inline ConstantsPath constants_path(const RecordFormat& f, DType act) {
   if (gpu_tile::are_floats(f.codes) && f.span == gpu_tile::kChannels) return ConstantsPath::float_codes;
-  const bool offsets = are_exact_offsets(f.zero, f.zero_type, f.scale_type, act);
-  if (f.scale_type == DType::f32 || (f.zero > ZeroKind::integer && !offsets)) return ConstantsPath::any;
+  if (f.span == 16 && has_exact_offsets(f, act)) return ConstantsPath::offsets_of_16;
+  if (f.scale_type == DType::f32 || f.zero > ZeroKind::integer) return ConstantsPath::any;
   if (act == DType::f16 && f.scale_type != DType::f16) return ConstantsPath::any;
-  if (offsets || f.span != gpu_tile::kChannels) return f.span == 16 ? ConstantsPath::groups_of_16 : ConstantsPath::fine_groups;
+  if (f.span != gpu_tile::kChannels) return f.span == 16 ? ConstantsPath::groups_of_16 : ConstantsPath::fine_groups;
   return f.zero == ZeroKind::none ? ConstantsPath::fixed_zeros : ConstantsPath::integer_zeros;
 }
 
@@ -218,7 +245,7 @@ __device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std
     return {__float_as_uint(scale.x), __float_as_uint(scale.y)};
   } else {
     const bool has_zeros = kPath == ConstantsPath::integer_zeros || (is_fine(kPath) && format.zero == ZeroKind::integer);
-    if (is_fine(kPath) && format.zero == ZeroKind::offset)
+    if constexpr (kPath == ConstantsPath::offsets_of_16)
       return {ptx::load_shared4(slot + position * 2), ptx::load_shared4(slot + format.zeros_offset + position * 2)};
     return {ptx::load_shared4(slot + position * 2), has_zeros ? ptx::load_shared2(slot + format.zeros_offset + position) : 0u};
   }
@@ -230,15 +257,6 @@ __device__ __forceinline__ float2 scales_of(const RawConstants& raw, const Recor
   if (format.scale_type == DType::f16) return __half22float2(reinterpret_cast<const __half2&>(raw.scales));
   return {__uint_as_float(raw.scales << 16), __uint_as_float(raw.scales & 0xffff0000u)};
 }
-/// Two numbers of 16 bits, and two floats, each twice in a register.
-__device__ __forceinline__ void twice(std::uint32_t (&to)[2], std::uint32_t pair) {
-  to[0] = __byte_perm(pair, 0, 0x1010);
-  to[1] = __byte_perm(pair, 0, 0x3232);
-}
-template <class Act>
-__device__ __forceinline__ void twice(std::uint32_t (&to)[2], float low, float high) {
-  twice(to, std::is_same_v<Act, __half> ? ptx::to_f16x2(low, high) : ptx::to_bf16x2(low, high));
-}
 /// The part of the constants that is the same in every record.
 template <class Act, Codes kCodes>
 __device__ __forceinline__ void fixed_zeros(RowConstants& c, const RecordFormat& format) {
@@ -249,6 +267,7 @@ template <ConstantsPath kPath, class Act, Codes kCodes>
 __device__ __forceinline__ void make_constants(RowConstants& c, const RecordFormat& format, const RawConstants& raw,
                                                bool scale_after) {
   using Numbers = Raised<Act, kCodes>;
+  if constexpr (kPath == ConstantsPath::offsets_of_16) return make_offsets<Act, kCodes>(c, format, raw.scales, raw.zeros);
   c.offset[0] = c.offset[1] = 0;
   if constexpr (kPath == ConstantsPath::float_codes) {
     const float2 scale = scales_of<kPath>(raw, format);
@@ -263,11 +282,6 @@ __device__ __forceinline__ void make_constants(RowConstants& c, const RecordForm
     }
     if (scale_after) scales = kOnes<Act>;
     twice(c.scale, scales);
-  }
-  if (is_fine(kPath) && format.zero == ZeroKind::offset) {
-    twice(c.offset, std::is_same_v<Act, __half> ? ptx::mul_f16x2(raw.zeros, 0x54005400u) : raw.zeros);
-    fixed_zeros<Act, kCodes>(c, format);
-    return;
   }
   if constexpr (kPath != ConstantsPath::fixed_zeros && !gpu_tile::are_floats(kCodes)) {
     // 2²³ | z is the float 2²³ + z; what is added is exact too.

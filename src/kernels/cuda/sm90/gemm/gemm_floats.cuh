@@ -62,10 +62,11 @@ struct FloatProducts : GemmStages<T> {
     const std::uint32_t first_operand = wgmma_operand_low(act(0) + k_index() * T::kActBytes),
                         stage_operand = depth() * (T::kActBytes / 16);
     constexpr int kBuffers = 2;  // of fragments: one is filled, one multiplied
-    constexpr int kSets = !kFine ? 1 : kPath == ConstantsPath::groups_of_16 ? 4 : 2;  // of constants, of a half
+    constexpr bool kOf16 = kPath == ConstantsPath::groups_of_16 || kPath == ConstantsPath::offsets_of_16;
+    constexpr int kSets = !kFine ? 1 : kOf16 ? 4 : 2;  // of constants, of a half
     const auto fine_slot = [&](int set) {
-      const int span = kPath == ConstantsPath::groups_of_16 ? 16 : p.format.span;
-      return (span == gpu_tile::kChannels ? 0 : span == 64 ? set / 2 : set) * p.format.slot_bytes;
+      const bool whole = kAny && p.format.span == gpu_tile::kChannels, halves = !kOf16 && p.format.span == 64;
+      return (whole ? 0 : halves ? set / 2 : set) * p.format.slot_bytes;
     };
     RowConstants constants;
     if (kPath == ConstantsPath::fixed_zeros) fixed_zeros<Act, T::kWeight>(constants, p.format);

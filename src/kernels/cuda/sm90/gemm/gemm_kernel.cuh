@@ -92,11 +92,12 @@ GemmKernel kernel_for(int tokens, ConstantsPath path) {
     if (path == ConstantsPath::fine_groups) return kernel_for<Act, kCodes, ConstantsPath::fine_groups, kPatches, kTerms>(tokens);
     if (path == ConstantsPath::groups_of_16)
       return kernel_for<Act, kCodes, ConstantsPath::groups_of_16, kPatches, kTerms>(tokens);
+    if constexpr (kCodes == Codes::u4 && !kPatches)
+      if (path == ConstantsPath::offsets_of_16)
+        return kernel_for<Act, kCodes, ConstantsPath::offsets_of_16, kPatches, kTerms>(tokens);
   }
   return kernel_for<Act, kCodes, ConstantsPath::any, kPatches, kTerms>(tokens);
 }
-template <class Act>
-inline constexpr DType kActType = std::is_same_v<Act, __half> ? DType::f16 : DType::bf16;
 /// The kernel for codes that are integers.
 template <class Act, bool kPatches = false>
 GemmKernel integers_kernel_for(int tokens, const RecordFormat& format) {

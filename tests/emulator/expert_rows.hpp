@@ -36,7 +36,7 @@ void expect_sums_of_experts(const ExpertCase& c, Launch launch, MultipliedAt mul
     const int expert = static_cast<int>(layers.size());
     FloatCase one = c.layer;
     one.m = std::max(rows, 1);
-    layers.emplace_back(one);
+    layers.emplace_back(one).scales_tokens = false;
     pitch = (layers.back().weight.records.size() + 255) / 256 * 256;
     records.insert(records.end(), layers.back().weight.records.begin(), layers.back().weight.records.end());
     records.resize(pitch * layers.size());

@@ -67,6 +67,7 @@ struct FloatLayer {
   std::vector<std::uint16_t> x;
   std::vector<std::int32_t> order;  // position k of the weight is channel order[k]
   std::vector<float> prescale;      // by channel; none: empty
+  bool scales_tokens;               // D has a scale per token, and so no plain epilogue
 
   explicit FloatLayer(const FloatCase& c)
       : a_dtype(c.a_dtype),
@@ -76,6 +77,7 @@ struct FloatLayer {
         weight(c.n, c.k, c.codes, c.group, c.zeros, random),
         x(static_cast<std::size_t>(m * pitch)),
         order(static_cast<std::size_t>(c.k)),
+        scales_tokens((c.m + c.n) % 3 == 0),
         permutes(c.act_order) {
     for (auto& v : x) v = to_half(a_dtype, static_cast<float>(static_cast<int>(random() % 129) - 64) / 16);
     std::iota(order.begin(), order.end(), 0);
@@ -117,6 +119,9 @@ struct FloatLayer {
     task.epilogue.out = a_dtype;
     task.epilogue.d = d.data();
     task.epilogue.d_stride = n;
+    std::vector<float> act_scale;
+    for (int token = 0; scales_tokens && token < m; ++token) act_scale.push_back(token % 2 == 0 ? 0.5f : 4.0f);
+    if (!act_scale.empty()) task.epilogue.act_scale = act_scale.data();
     ASSERT_EQ(launch(task), cudaSuccess);
     int wrong = 0;
     for (int row = 0; row < n; ++row) {
@@ -127,6 +132,10 @@ struct FloatLayer {
         for (std::size_t i = 0; i < w.size(); ++i) {
           const double v = static_cast<double>(activation(token, order[i]));
           sum += w[i].value * v, off += std::abs(w[i].value * v) * (0x1p-20 + w[i].spread);
+        }
+        if (!act_scale.empty()) {
+          const double scale = static_cast<double>(act_scale[static_cast<std::size_t>(token)]);
+          sum *= scale, off *= scale;
         }
         off += std::abs(sum) * half_step(a_dtype) * 1.01;
         const double got = static_cast<double>(from_half(a_dtype, d[static_cast<std::size_t>(token * n + row)]));

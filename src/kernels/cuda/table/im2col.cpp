@@ -27,7 +27,8 @@ std::int64_t pixels(const ConvGeometry& g) { return g.out_height() * g.out_width
 /// What makes the form of activations that a linear row reads; null: it reads them as they are.
 const Kernel* prepare_of(const Kernel& linear, const Problem& p) {
   if (!needs_prepare(linear.form, p)) return nullptr;
-  for (const std::span<const Kernel> family : {wna8_kernels(), w8a8_kernels(), fixed_point_kernels()})
+  for (const std::span<const Kernel> family :
+       {wna8_kernels(), w8a8_kernels(), fixed_point_kernels(), pair_kernels(), e4m3_halves_kernels()})
     for (const Kernel& row : family)
       if (row.op == Op::prepare && row.form == linear.form && row.variant.empty()) return &row;
   return nullptr;
@@ -306,6 +307,7 @@ bool is_asked(const Kernel& row) {
   if (row.isa != Isa::sm90) return false;
   const Tile& t = row.tile;
   if (row.variant == "wgmma4") return t.m == 64;
+  if (row.form == ActForm::f16x2_rows) return row.variant == "wgmma" && (t.m == 64 || t.m == 128);
   const bool integers = row.layout == "gpu_w8n64k128";
   return row.variant == "wgmma" &&
          ((t.m == 64 && t.n == 256) || (t.m == 128 && t.n == (integers ? 128 : 192)) || (t.m == 256 && t.n == 128));
@@ -316,7 +318,8 @@ bool is_asked(const Kernel& row) {
 std::span<const Kernel> im2col_kernels() {
   static const std::vector<Kernel> kRows = [] {
     std::vector<Kernel> rows;
-    for (const std::span<const Kernel> family : {wna16_kernels(), wna8_kernels(), w8a8_kernels(), fixed_point_kernels()})
+    for (const std::span<const Kernel> family :
+         {wna16_kernels(), wna8_kernels(), w8a8_kernels(), fixed_point_kernels(), pair_kernels(), e4m3_halves_kernels()})
       for (const Kernel& row : family)
         if (is_asked(row)) rows.push_back(row_of(row));
     return rows;

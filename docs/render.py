@@ -497,6 +497,19 @@ def gpu_online(data):
             + f"\n{data['device']['gpu']}; commit {data['commit']}, {data['date'][:10]}. µs, quantizing counted · speed-up over `{floats}` × f16 in the same run.\n")
 
 
+def gpu_f32(data):
+    """A row per scheme and layer, a column per M: f32 activations, next to f16 ones of the same run."""
+    us = {(r["scheme"], r["n"], r["k"], r["a_dtype"], r["m"]): r["median_us"] for r in data["results"]}
+    layers, columns = list(dict.fromkeys(key[:3] for key in us)), sorted({key[4] for key in us})
+
+    def cell(layer, m):
+        return f"{us[*layer, 'f32', m]:.1f} · {us[*layer, 'f32', m] / us[*layer, 'f16', m]:.2f}×"
+
+    body = [[f"`{scheme}`", f"{n}×{k}"] + [cell((scheme, n, k), m) for m in columns] for scheme, n, k in layers]
+    return (table(["scheme", "N×K"] + [f"M = {m}" for m in columns], body)
+            + f"\n{data['device']['gpu']}; commit {data['commit']}, {data['date'][:10]}. µs of f32 activations · times as long as of f16 ones in the same run.\n")
+
+
 def generation(data):
     """A row per kind of weights: tokens per second and prefill of each batch and prompt, and how far logits are from the same numbers' as
     floats."""
@@ -700,6 +713,7 @@ RENDERERS = {
     "gpu_survey": gpu_survey,
     "gpu_conv": gpu_conv,
     "gpu_online": gpu_online,
+    "gpu_f32": gpu_f32,
     "by_turns": by_turns,
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),

@@ -117,7 +117,7 @@ nb::object moe(Experts& gate_up, const Experts& down, nb::handle x, nb::handle i
 nb::object grouped(Experts& experts, nb::handle x, nb::handle offsets, nb::handle counts, nb::handle rows, nb::handle ids,
                    const Options& options);
 /// logits [T,E] → (ids, weights), both [T,top_k].
-nb::tuple route(nb::handle logits, nb::handle bias, const RouteSpec& spec);
+nb::tuple route(nb::handle logits, nb::handle bias, const RouteSpec& spec, nb::handle stream);
 /// W into `out` [N,K], or [K,N].
 void dequantize(Weight& weight, nb::handle out, bool transposed, nb::handle stream);
 /// x → (codes, scales, zeros), which are those given or new, None where the scheme has none.

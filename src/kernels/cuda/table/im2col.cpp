@@ -267,8 +267,8 @@ double cost_us(const Kernel& self, const Problem& p) {
     return steps_us(gpu, p, static_cast<double>(tokens)) + self.linear->cost_us(*self.linear, rows) +
            (prepare == nullptr ? 0.0 : prepare->cost_us(*prepare, preparing(rows, self.linear->form)));
   };
-  const std::int64_t all = p.m * pixels(p.geometry), each = piece_tokens(p, room(p));
-  return static_cast<double>(all / each) * piece_us(each) + piece_us(all % each);
+  const std::int64_t all = p.m * pixels(p.geometry), each = piece_tokens(p, room(p)), whole = all / each;
+  return static_cast<double>(whole) * piece_us(each) + piece_us(all % each);
 }
 
 // ---- rows

@@ -30,8 +30,8 @@ def test_measures_and_renders(tmp_path, render):
         if "bf16" in r["mode"] and not torch:  # whose tensors bf16 is
             continue
         assert r["us"]["nibble"] > 0 and r["error"]["nibble"] < 0.02, r
-        if torch and r["mode"] != "u4zg128":
-            assert r["us"]["torch"] > 0, r
+        if torch and r["mode"] != "u4zg128":  # which it has not
+            assert r["us"].get("torch", 0) > 0 or "avx512" not in data["device"]["isa"], r
         for name in data["versions"]:
             assert (name in r["us"]) != (name in r["left_out"]), r
     if torch:

@@ -44,11 +44,13 @@ def tokens(count: int, dtype: torch.dtype, device: str):
 
 
 def check(y, wanted, gpus: bool) -> None:
-    """The same bits, where the compiler does not join multiplications and additions of the sum, and where the same kernels run."""
-    if not gpus and platform.machine() in ("x86_64", "AMD64"):
+    """The same bits, where the compiler does not join multiplications and additions of the sum, and where the same kernels run for every number
+    of tokens: on CPUs with AVX-512."""
+    if not gpus and platform.machine() in ("x86_64", "AMD64") and nibble.doctor()["isa"].startswith(("avx512", "amx")):
         assert torch.equal(y, wanted)
     else:
-        assert distance(y.float().cpu(), wanted.float().cpu()) < (1e-2 if y.dtype == torch.bfloat16 else 1e-4)
+        assert y.shape == wanted.shape
+        assert y.numel() == 0 or distance(y.float().cpu(), wanted.float().cpu()) < (1e-2 if y.dtype == torch.bfloat16 else 1e-4)
 
 
 @torch.no_grad()

@@ -120,7 +120,7 @@ struct FloatLayer {
     task.epilogue.d = d.data();
     task.epilogue.d_stride = n;
     std::vector<float> act_scale;
-    for (int token = 0; scales_tokens && token < m; ++token) act_scale.push_back(token % 2 == 0 ? 0.5f : 4.0f);
+    for (int token = 0; scales_tokens && token < m; ++token) act_scale.push_back(token % 2 == 0 ? 0.5f : 0.125f);
     if (!act_scale.empty()) task.epilogue.act_scale = act_scale.data();
     ASSERT_EQ(launch(task), cudaSuccess);
     int wrong = 0;

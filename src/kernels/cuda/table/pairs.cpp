@@ -20,8 +20,8 @@ namespace {
 constexpr ActForm kForm = ActForm::f16x2_rows;
 constexpr std::int64_t kMostDimension = std::int64_t{1} << 29;  // two numbers for each, counted in 32 bits inside the kernels
 
-/// Whether a record has one scale per row: groups of a multiple of 128 channels, or of all of K.
-bool has_whole_records(const Problem& p) {
+/// Whether a row has one scale in a record: groups of a multiple of 128 channels, or of all of K.
+bool has_one_scale_per_record(const Problem& p) {
   return gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).span == gpu_tile::kChannels;
 }
 
@@ -35,7 +35,7 @@ Status accepts_layer(const Problem& p) {
   if (p.scheme.zero == ZeroKind::offset || p.scheme.zero == ZeroKind::real)
     return error(StatusCode::unsupported, "subtracts zero points that are integers");
   NIBBLE_RETURN_IF_ERROR(accepts_slots(p, gpu_tile::stored_bits(p.scheme.codes) == 4 ? 16 : 32));
-  const bool whole = has_whole_records(p);
+  const bool whole = has_one_scale_per_record(p);
   if (p.scheme.codes == DType::e4m3 ? !whole : p.scheme.codes == DType::e2m1 && whole)
     return error(StatusCode::unsupported,
                  "multiplies e4m3 in groups of a multiple of 128 channels and e2m1 in others, not {} in groups of {} where K={}",
@@ -107,7 +107,7 @@ double linear_cost_us(const Kernel& self, const Problem& p) {
   Problem halves = p;
   halves.m = 2 * p.m;
   halves.a_dtype = DType::f16;
-  const bool whole = has_whole_records(p);
+  const bool whole = has_one_scale_per_record(p);
   const Tile tile{.m = 2 * self.tile.m, .n = self.tile.n, .split = self.tile.split};
   const int blocks = tile.n / gpu_tile::kRows;
   const PassShape shape{.blocks = blocks, .depth = pair_groups(self.tile.m) / blocks};

@@ -221,7 +221,9 @@ TEST_F(Gpu, StreamKAddsUpWhatItCuts) {
     if (kernel.op != Op::linear || at == std::string::npos) continue;
     const std::string uncut = std::string(cut).replace(at, 9, "_wgmma_");
     const bool e4m3 = cut.starts_with("linear_any_e4m3_"), exact = cut.starts_with("linear_any_s8_");
-    const DType act = cut.starts_with("linear_any_bf16_") ? DType::bf16 : DType::f16;
+    const DType act = cut.starts_with("linear_any_bf16_")    ? DType::bf16
+                      : cut.starts_with("linear_any_f16x2_") ? DType::f32
+                                                             : DType::f16;
     const Scheme scheme = must(Scheme::parse(e4m3                                      ? "e4m3r_e4m3c"
                                              : exact                                   ? "s8zr_s8c"
                                              : cut.starts_with("linear_any_s8i16_any") ? "s8g128_u4zg128"

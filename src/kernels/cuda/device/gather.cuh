@@ -17,16 +17,45 @@ struct GatherRule {
   bool vectors;           // rows begin at multiples of 16 bytes
   int k;
 
-  /// Whether kernels multiply rows as they are in memory, and may copy them 16 bytes at a time.
-  NIBBLE_HOST_DEVICE bool copies_rows() const { return perm == nullptr && prescale == nullptr && vectors; }
+  /// Whether kernels may copy rows 16 bytes at a time, and whether they multiply these copies as they are.
+  NIBBLE_HOST_DEVICE bool in_order() const { return perm == nullptr && vectors; }
+  NIBBLE_HOST_DEVICE bool copies_rows() const { return in_order() && prescale == nullptr; }
 };
 inline GatherRule gather_rule(const LinearTask& task) {
   const bool vectors = reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0 && task.x_stride % 8 == 0;
   return {task.weight.perm, task.weight.prescale, task.a_dtype, vectors, static_cast<int>(task.weight.geometry.k)};
 }
 
-/// Positions first … first + 7 of a row, zeros past K; `first` is a multiple of 8.
-__device__ inline uint4 gather(const GatherRule& rule, const std::uint16_t* row, int first) {
+/// What the activations of eight positions are multiplied by.
+struct EightFactors {
+  float of[8];
+};
+/// Those of positions first … first + 7, zeros past K; `first` is a multiple of 8, and the rule has a prescale.
+__device__ inline EightFactors load_factors(const GatherRule& rule, int first) {
+  EightFactors f{};
+  if (rule.perm == nullptr && first + 8 <= rule.k) {
+    const auto* const from = reinterpret_cast<const float4*>(rule.prescale + first);
+    const float4 low = __ldg(from), high = __ldg(from + 1);
+    return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    if (first + i < rule.k) f.of[i] = __ldg(rule.prescale + (rule.perm != nullptr ? __ldg(rule.perm + first + i) : first + i));
+  return f;
+}
+/// Eight activations multiplied, each product rounded to their type.
+__device__ inline uint4 times(const uint4& x, const EightFactors& f, DType type) {
+  std::uint32_t word[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float low = half_of(word[i], 0, type) * f.of[2 * i], high = half_of(word[i], 1, type) * f.of[2 * i + 1];
+    word[i] = type == DType::f16 ? ptx::to_f16x2(low, high) : ptx::to_bf16x2(low, high);
+  }
+  return {word[0], word[1], word[2], word[3]};
+}
+
+/// Positions first … first + 7 of a row as they are in memory, zeros past K; `first` is a multiple of 8.
+__device__ inline uint4 load_eight(const GatherRule& rule, const std::uint16_t* row, int first) {
   const bool whole = first + 8 <= rule.k, in_order = rule.perm == nullptr && whole;
   std::uint32_t x[4] = {};
   if (in_order && rule.vectors) {
@@ -38,26 +67,12 @@ __device__ inline uint4 gather(const GatherRule& rule, const std::uint16_t* row,
       if (first + i < rule.k)
         x[i / 2] |= std::uint32_t{row[rule.perm != nullptr ? __ldg(rule.perm + first + i) : first + i]} << (i % 2 * 16);
   }
-  if (rule.prescale != nullptr) {
-    float factors[8] = {};
-    if (in_order) {
-      const auto* const from = reinterpret_cast<const float4*>(rule.prescale + first);
-      const float4 low = __ldg(from), high = __ldg(from + 1);
-      factors[0] = low.x, factors[1] = low.y, factors[2] = low.z, factors[3] = low.w;
-      factors[4] = high.x, factors[5] = high.y, factors[6] = high.z, factors[7] = high.w;
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (first + i < rule.k)
-          factors[i] = __ldg(rule.prescale + (rule.perm != nullptr ? __ldg(rule.perm + first + i) : first + i));
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float low = half_of(x[i], 0, rule.type) * factors[2 * i], high = half_of(x[i], 1, rule.type) * factors[2 * i + 1];
-      x[i] = rule.type == DType::f16 ? ptx::to_f16x2(low, high) : ptx::to_bf16x2(low, high);
-    }
-  }
   return {x[0], x[1], x[2], x[3]};
+}
+/// The same, as the rule says.
+__device__ inline uint4 gather(const GatherRule& rule, const std::uint16_t* row, int first) {
+  const uint4 x = load_eight(rule, row, first);
+  return rule.prescale == nullptr ? x : times(x, load_factors(rule, first), rule.type);
 }
 
 }  // namespace nibble::cuda

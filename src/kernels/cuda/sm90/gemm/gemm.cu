@@ -3,6 +3,7 @@
 #include <bit>
 #include <limits>
 
+#include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/gather.cuh"
 #include "kernels/cuda/device/launch_shape.hpp"
 #include "kernels/cuda/device/ptx.cuh"
@@ -20,15 +21,34 @@ namespace {
 
 // ---- activations that TMA cannot read: act-order, a prescale, rows that do not begin at multiples of 16 bytes, rows that overlap
 
-constexpr int kGatherThreads = 128;
+constexpr int kGatherThreads = 128, kGatherRows = 4;
 
-/// A row of blocks per token; eight positions a thread.
-__global__ void gather_activations(const std::uint16_t* x, std::int64_t stride, GatherRule rule, std::uint16_t* to, int pitch) {
-  ptx::let_dependents_start();
-  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * 8;
-  if (i >= pitch) return;
-  const std::int64_t row = blockIdx.y;
-  *reinterpret_cast<uint4*>(to + row * pitch + i) = gather(rule, x + row * stride, i);
+struct GatherParams {
+  const std::uint16_t* x;
+  std::int64_t stride;
+  GatherRule rule;
+  std::uint16_t* to;
+  int pitch, rows;
+};
+
+/// Eight positions a thread, of four rows: factors are loaded once, before the previous kernel has ended.
+__global__ void __launch_bounds__(kGatherThreads) gather_activations(const __grid_constant__ GatherParams p) {
+  let_successor_start();
+  const int i = static_cast<int>(blockIdx.x * kGatherThreads + threadIdx.x) * 8,
+            first = static_cast<int>(blockIdx.y) * kGatherRows;
+  const bool scales = p.rule.prescale != nullptr && i < p.pitch;
+  const EightFactors factors = scales ? load_factors(p.rule, i) : EightFactors{};
+  wait_for_predecessor();
+  if (i >= p.pitch) return;
+  uint4 x[kGatherRows];
+#pragma unroll
+  for (int r = 0; r < kGatherRows; ++r)
+    if (first + r < p.rows) x[r] = load_eight(p.rule, p.x + (first + r) * p.stride, i);
+#pragma unroll
+  for (int r = 0; r < kGatherRows; ++r)
+    if (first + r < p.rows)
+      *reinterpret_cast<uint4*>(p.to + static_cast<std::int64_t>(first + r) * p.pitch + i) =
+          scales ? times(x[r], factors, p.rule.type) : x[r];
 }
 
 bool readable_by_tma(const LinearTask& task) {
@@ -119,15 +139,15 @@ cudaError_t linear_gemm_sm90(const LinearTask& task, const GemmConfig& config, c
   for (int done = 0; done < task.m; done += most) {
     LinearTask part = task;
     part.m = std::min(most, task.m - done);
-    const dim3 grid(static_cast<unsigned>((pitch / 8 + kGatherThreads - 1) / kGatherThreads), static_cast<unsigned>(part.m));
-    cudaLaunchConfig_t shape{};
-    shape.gridDim = grid;
-    shape.blockDim = dim3(kGatherThreads);
-    shape.stream = stream;
-    if (const cudaError_t e =
-            cudaLaunchKernelEx(&shape, gather_activations, static_cast<const std::uint16_t*>(task.x) + done * task.x_stride,
-                               task.x_stride, rule, static_cast<std::uint16_t*>(task.scratch), pitch))
-      return e;
+    const dim3 grid(static_cast<unsigned>((pitch / 8 - 1) / kGatherThreads + 1),
+                    static_cast<unsigned>((part.m - 1) / kGatherRows + 1));
+    const GatherParams params{.x = static_cast<const std::uint16_t*>(task.x) + done * task.x_stride,
+                              .stride = task.x_stride,
+                              .rule = rule,
+                              .to = static_cast<std::uint16_t*>(task.scratch),
+                              .pitch = pitch,
+                              .rows = part.m};
+    if (const cudaError_t e = launch_dependent(gather_activations, grid, kGatherThreads, 0, stream, params)) return e;
     part.x = task.scratch;
     part.x_stride = pitch;
     part.weight.perm = nullptr;

@@ -5,6 +5,10 @@
 //   codes → u − z in registers │ 2 · 4 wgmma, asynchronous │ codes → u − z ...                     36 instructions and more │ 8·n/2 cycles
 //   sums of a group → × its scale, added in f32                                                   n/2 instructions
 //
+// Few tokens are not worth a wgmma for each part: reading the weights from registers takes longer than the products. A box of high parts
+// and that of their low parts lie one behind the other, and one wgmma of twice as many tokens multiplies both; their sums are added
+// when they are scaled.
+//
 // Weights would not be exact in f16, so that operands are u − z, or the value of a float, and sums are scaled. A group's sums begin anew, in
 // registers of their own: what tensor cores truncate stays small. A warpgroup needs twice the registers for that, and there are fewer
 // (pair_groups). While it scales sums the others multiply.
@@ -25,11 +29,14 @@ struct PairProducts : GemmStages<T> {
   using Act = typename T::Act;
   using Sums = typename T::Sums;
   static constexpr int kBits = T::kBits;
-  static constexpr bool kFine = is_fine(T::kPath);  // a step is a group, or a part of one
+  static constexpr int kSetChannels = channels_of_set(T::kPath);
+  static constexpr bool kFine = kSetChannels != 0;  // a step is a group, or a part of one
   /// Channels whose products are issued together.
-  static constexpr int kStep = T::kPath == ConstantsPath::groups_of_16 ? 16 : kFine ? 32 : 64;
+  static constexpr int kStep = kFine ? kSetChannels : 64;
   static constexpr int kSteps = gpu_tile::kChannels / kStep;  // of a record
   static constexpr int kFragments = kStep / gpu_tile::kFragmentChannels;
+  static constexpr bool kTogether = T::kTokens <= 32;  // one wgmma multiplies both parts
+  static constexpr int kParts = kTogether ? 1 : 2, kColumns = T::kTokens * 2 / kParts;
 
   /// The scales of rows g and g+8 of the group at `slot`; its zeros become constants.
   __device__ __forceinline__ float2 begin_group(RowConstants& constants, std::uint32_t slot, int position) const {
@@ -61,12 +68,16 @@ struct PairProducts : GemmStages<T> {
                         stage_operand = depth() * (T::kActBytes / 16);
     RowConstants constants;
     std::uint32_t fragment[2][kFragments][4];  // one is filled, one multiplied
-    Sums dot;                                  // of a group whose products may be running, and its scales
+    float dot[kColumns / 2];                   // of a group whose products may be running, and its scales
     float2 scales;
     const auto add_group = [&] {
       wgmma_wait_for(dot);
 #pragma unroll
-      for (int i = 0; i < T::kTokens / 2; ++i) acc[i] = fmaf(i % 4 < 2 ? scales.x : scales.y, dot[i], acc[i]);
+      for (int i = 0; i < T::kTokens / 2; ++i) {
+        float sum = dot[i];
+        if constexpr (kTogether) sum += dot[i + T::kTokens / 2];
+        acc[i] = fmaf(i % 4 < 2 ? scales.x : scales.y, sum, acc[i]);
+      }
     };
     int r = k_index();
     if (r < count) do {  // at least one record: if ptxas sees a path without a product it does not overlap them
@@ -108,13 +119,13 @@ struct PairProducts : GemmStages<T> {
 #pragma unroll
           for (int i = 0; i < kFragments; ++i)
 #pragma unroll
-            for (int part = 0; part < 2; ++part) {
+            for (int part = 0; part < kParts; ++part) {
               const int box = 2 * half + part, k16 = step % kStepsOfHalf * kFragments + i;
               const std::uint64_t x = wgmma_operand(operand + (box * T::kBoxBytes + k16 * 32) / 16);
               if (begins && i == 0 && part == 0)
-                Wgmma<T::kTokens>::template begin<Act>(dot, a[i], x);
+                Wgmma<kColumns>::template begin<Act>(dot, a[i], x);
               else
-                Wgmma<T::kTokens>::template add<Act>(dot, a[i], x);
+                Wgmma<kColumns>::template add<Act>(dot, a[i], x);
             }
           wgmma_commit();
         }

@@ -36,6 +36,7 @@ inline Multiplied rounded_weight(const TileWeight& w, DType a_dtype, int row, in
   if (w.kind == ZeroKind::offset && a_dtype != DType::f16) return {w.value(row, channel), half_step(a_dtype) * 4};
   if (w.kind == ZeroKind::offset)
     return {static_cast<double>(rounded(a_dtype, kUp * static_cast<float>(w.value(row, channel))) / kUp), 0};
+  if (w.kind == ZeroKind::real) return {w.value(row, channel), half_step(a_dtype) * 2};
   if (w.group >= w.k) return {w.value(row, channel), 0};
   const float scale = a_dtype == DType::f16 ? kUp * w.scale(row, channel) : rounded(a_dtype, w.scale(row, channel));
   const float value = rounded(a_dtype, w.number(row, channel) * scale);
@@ -52,7 +53,7 @@ struct FloatCase {
 };
 
 inline std::string name(const FloatCase& c) {
-  const char* const zeros[] = {"", "_zeros", "_offsets"};
+  const char* const zeros[] = {"", "_zeros", "_offsets", "_float_zeros"};
   const char* const codes[] = {"u4", "u8", "e2m1", "e4m3", "e5m2"};
   return fmt::format("{}_{}g{}{}_m{}_n{}_k{}{}", nibble::name(c.a_dtype), codes[static_cast<int>(c.codes)], c.group,
                      zeros[static_cast<int>(c.zeros)], c.m, c.n, c.k, c.act_order ? "_act_order" : "") +

@@ -35,7 +35,7 @@ using emulator::TileWeight;
 
 /// Up to 32 tokens the sums of common weights are scaled, and not the weights.
 emulator::Multiplied multiplied(const TileWeight& w, DType act, int tokens, int row, int channel) {
-  if (w.kind != ZeroKind::offset && gpu_tile::span(w.group) == gpu_tile::kChannels && tokens <= 32)
+  if (w.kind <= ZeroKind::integer && gpu_tile::span(w.group) == gpu_tile::kChannels && tokens <= 32)
     return {w.value(row, channel), 0};
   return emulator::rounded_weight(w, act, row, channel);
 }
@@ -76,7 +76,7 @@ TEST_P(EmulatedGemm, GivesTheSumsOfTheLayer) {
 }
 
 // Rows, tokens and channels with tails, and more records than a ring has stages; every distribution of passes, every kind of weight.
-constexpr auto kNone = ZeroKind::none, kInteger = ZeroKind::integer, kOffset = ZeroKind::offset;
+constexpr auto kNone = ZeroKind::none, kInteger = ZeroKind::integer, kReal = ZeroKind::real, kOffset = ZeroKind::offset;
 constexpr Case kCases[] = {
     {{DType::f16, Codes::u4, 128, kNone, 3, 72, 1936}, 16, 2, 1},
     {{DType::bf16, Codes::u4, 128, kInteger, 30, 200, 1424}, 32, 1, kStreamK},
@@ -98,6 +98,12 @@ constexpr Case kCases[] = {
     {{DType::f16, Codes::u4, 16, kOffset, 70, 136, 672}, 64, 1, 1},
     {{DType::f16, Codes::u4, 64, kOffset, 10, 72, 416}, 16, 2, 1},
     {{DType::f16, Codes::u8, 32, kOffset, 300, 72, 272}, 256, 1, 1},
+    {{DType::f16, Codes::u4, 96, kOffset, 130, 136, 672}, 128, 1, 1},
+    {{DType::f16, Codes::u4, 64, kReal, 40, 136, 672}, 32, 1, 1},
+    {{DType::f16, Codes::u4, 128, kReal, 70, 200, 640}, 64, 1, kStreamK},
+    {{DType::f16, Codes::u4, 1024, kReal, 10, 72, 1024}, 16, 2, 1},
+    {{DType::f16, Codes::u4, 32, kReal, 300, 72, 272}, 256, 1, 1},
+    {{DType::bf16, Codes::u4, 64, kReal, 140, 72, 400}, 128, 1, 1},
     {{DType::bf16, Codes::u4, 64, kOffset, 140, 72, 400}, 128, 1, 1},
     {{DType::f16, Codes::u4, 1024, kInteger, 70, 72, 1024}, 64, 1, 1},
     {{DType::f16, Codes::u8, 128, kInteger, 140, 72, 784}, 128, 1, 1},
@@ -117,6 +123,7 @@ constexpr Case kCases[] = {
     {{DType::bf16, Codes::e4m3, 32, kNone, 20, 72, 416}, 32, 1, 1},
     {{DType::f16, Codes::e2m1, 16, kNone, 70, 136, 672}, 64, 1, 1},
     {{DType::bf16, Codes::e2m1, 32, kNone, 10, 136, 416}, 16, 1, 1},
+    {{DType::f16, Codes::e2m1, 64, kNone, 140, 72, 416}, 128, 1, 1},
     {{DType::f16, Codes::e2m1, 128, kNone, 300, 72, 272}, 256, 1, 1},
 };
 INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemm, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });

@@ -12,7 +12,7 @@
 
 namespace nibble::emulator {
 
-/// Random codes [n][k] of a type, f16 scales and zeros of groups of `group` channels: none, integers or f16 offsets.
+/// Random codes [n][k] of a type, f16 scales and zeros of groups of `group` channels: none, integers, f16 offsets or f16 zeros.
 struct TileWeight {
   int n, k, bits, group;
   ZeroKind kind;
@@ -33,6 +33,10 @@ struct TileWeight {
       scales.push_back(to_f16(0.001f * static_cast<float>(1 + below(100))));
       zeros.push_back(kind == ZeroKind::integer ? below(1 << bits) : base());
       offsets.push_back(to_f16(kind == ZeroKind::offset ? 0.01f * static_cast<float>(below(100)) : 0.0f));
+      if (kind == ZeroKind::real) {  // some are far from every code
+        const float number = static_cast<float>(below(100));
+        offsets.back() = to_f16(below(8) > 0 ? 0.1f * number : 12.3f * (number - 50));
+      }
     }
     pack();
   }
@@ -51,7 +55,9 @@ struct TileWeight {
     switch (type) {
       case gpu_tile::Codes::e2m1: return code_value(DType::e2m1, static_cast<std::uint8_t>(code));
       case gpu_tile::Codes::e4m3: return code_value(DType::e4m3, static_cast<std::uint8_t>(code));
-      default: return static_cast<float>(code - zeros[group_of(row, channel)]);
+      default:
+        return kind == ZeroKind::real ? static_cast<float>(code) - offset(row, channel)
+                                      : static_cast<float>(code - zeros[group_of(row, channel)]);
     }
   }
   float scale(int row, int channel) const { return to_f32(scales[group_of(row, channel)]); }
@@ -69,7 +75,7 @@ struct TileWeight {
             .scale_type = DType::f16,
             .zero = kind,
             .zero_type = DType::f16,
-            .zero_base = own || gpu_tile::are_floats(type) ? 0.0f : static_cast<float>(base()),
+            .zero_base = own || kind == ZeroKind::real || gpu_tile::are_floats(type) ? 0.0f : static_cast<float>(base()),
             .per_channel = group >= k};
   }
 
@@ -81,9 +87,9 @@ struct TileWeight {
             .bits = bits,
             .span = gpu_tile::span(group),
             .scale_bytes = 2,
-            .zero_bytes = kind == ZeroKind::integer  ? 1
-                          : kind == ZeroKind::offset ? 2
-                                                     : 0};
+            .zero_bytes = kind == ZeroKind::none      ? 0
+                          : kind == ZeroKind::integer ? 1
+                                                      : 2};
   }
   void pack() {
     const gpu_tile::Geometry geo = geometry();
@@ -100,7 +106,7 @@ struct TileWeight {
         std::memcpy(record + geo.scale_offset(slot) + position * 2, &scales[from], 2);
         if (kind == ZeroKind::integer)
           record[geo.zero_offset(slot) + position] = static_cast<std::uint8_t>(zeros[from]);
-        else if (kind == ZeroKind::offset)
+        else if (kind != ZeroKind::none)
           std::memcpy(record + geo.zero_offset(slot) + position * 2, &offsets[from], 2);
       }
   }

@@ -58,6 +58,12 @@ __device__ inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
   asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
+/// The lesser of each two; where one is a NaN the other.
+__device__ inline std::uint32_t min_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t d;
+  asm("min.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
 __device__ inline std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t d;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));

@@ -160,16 +160,49 @@ NIBBLE_HOST_DEVICE inline bool has_exact_offsets(const RecordFormat& f, DType ac
 template <class Act>
 inline constexpr DType kActType = std::is_same_v<Act, __half> ? DType::f16 : DType::bf16;
 
-/// Scales and exact offsets, two rows each, as constants.
+/// The part of the constants that is the same in every record, of zeros in the middle of the codes and of offsets.
 template <class Act, Codes kCodes>
-__device__ __forceinline__ void make_offsets(RowConstants& c, const RecordFormat& format, std::uint32_t scales,
-                                             std::uint32_t offsets) {
+__device__ __forceinline__ void fixed_zeros(RowConstants& c, const RecordFormat& format) {
   using Numbers = Raised<Act, kCodes>;
-  constexpr std::uint32_t kUp = 0x54005400u;  // kScaleUp
-  constexpr bool kHalf = std::is_same_v<Act, __half>;
-  twice(c.scale, kHalf ? ptx::mul_f16x2(scales, kUp) : scales);
-  twice(c.offset, kHalf ? ptx::mul_f16x2(offsets, kUp) : offsets);
   twice<Act>(c.minus, -(Numbers::kMagic + format.zero_base), -(Numbers::kMagicUpper + format.zero_base));
+}
+/// Two numbers of the activations' type, times kScaleUp.
+template <class Act>
+__device__ __forceinline__ std::uint32_t scaled_up(std::uint32_t pair) {
+  constexpr std::uint32_t kUp = 0x54005400u;  // 64
+  return std::is_same_v<Act, __half> ? ptx::mul_f16x2(pair, kUp) : pair;
+}
+/// Scales and exact offsets, two rows each, as constants.
+template <class Act>
+__device__ __forceinline__ void make_offsets(RowConstants& c, std::uint32_t scales, std::uint32_t offsets) {
+  twice(c.scale, scaled_up<Act>(scales));
+  twice(c.offset, scaled_up<Act>(offsets));
+}
+/// Scales and float zeros, two rows each, as constants, in the arithmetic of their type where its mantissa is long enough.
+template <class Act, Codes kCodes>
+__device__ __forceinline__ void make_float_zeros(RowConstants& c, const RecordFormat& format, std::uint32_t scales,
+                                                 std::uint32_t zeros, bool scale_after) {
+  using Numbers = Raised<Act, kCodes>;
+  const std::uint32_t scale = scale_after ? kOnes<Act> : scaled_up<Act>(scales);
+  const float minus[2] = {-(Numbers::kMagic + format.zero_base), -(Numbers::kMagicUpper + format.zero_base)};
+  std::uint32_t subtracted, rest;  // −(kMagic + the nearest integer to z), exact; that integer less z
+  if constexpr (std::is_same_v<Act, __half>) {
+    // From 1024 to 2047 numbers are integers: adding 1536 rounds −512 … 511. Beyond 384 the rest grows instead.
+    constexpr std::uint32_t kRounds = 0x66006600u, kRoundsBack = 0xe600e600u, kMost = 0x5e005e00u, kMinusOne = 0xbc00bc00u;
+    const std::uint32_t whole = ptx::add_f16x2(ptx::add_f16x2(ptx::min_f16x2(zeros, kMost), kRounds), kRoundsBack);
+    rest = ptx::fma_f16x2(zeros, kMinusOne, whole);
+    subtracted = ptx::fma_f16x2(whole, kMinusOne, ptx::to_f16x2(minus[0], minus[1]));
+  } else {
+    constexpr float kReach = 64.0f, kRounds = 0x1.8p23f;  // u − z is exact so far
+    const float2 z = numbers_of({zeros, 0}, DType::bf16);
+    const auto whole = [](float of) { return (fminf(fmaxf(of, -kReach), kReach) + kRounds) - kRounds; };
+    const float low = whole(z.x), high = whole(z.y);
+    rest = ptx::to_bf16x2(low - z.x, high - z.y);
+    subtracted = ptx::to_bf16x2(minus[0] - low, minus[1] - high);
+  }
+  twice(c.minus, subtracted);
+  twice(c.scale, scale);
+  twice(c.offset, fma2<Act>(rest, scale, 0x80008000u));  // + −0: the product
 }
 
 /// With `scale_after` the operand is u − z, and the caller multiplies sums by the scale; else by 1 / kScaleUp.
@@ -177,8 +210,10 @@ template <class Act, Codes kCodes>
 __device__ __forceinline__ void make_constants(RowConstants& c, const RecordFormat& format, const AnyConstants& raw,
                                                bool scale_after) {
   using Numbers = Raised<Act, kCodes>;
-  if (!gpu_tile::are_floats(kCodes) && has_exact_offsets(format, kActType<Act>))
-    return make_offsets<Act, kCodes>(c, format, raw.scales.x, raw.zeros.x);
+  if (!gpu_tile::are_floats(kCodes) && has_exact_offsets(format, kActType<Act>)) {
+    fixed_zeros<Act, kCodes>(c, format);
+    return make_offsets<Act>(c, raw.scales.x, raw.zeros.x);
+  }
   const float2 scale = numbers_of(raw.scales, format.scale_type);
   float z[2] = {format.zero_base, format.zero_base}, o[2] = {0.0f, 0.0f};
   if (!gpu_tile::are_floats(kCodes) && format.zero == ZeroKind::integer) {
@@ -208,25 +243,36 @@ __device__ __forceinline__ void make_constants(RowConstants& c, const RecordForm
   c.offset[1] = twice<Act>(o[1]);
 }
 
-// ---- The same without branches, for nearly all checkpoints: 16-bit scales, no float zeros.
+// ---- The same without branches, for nearly all checkpoints: 16-bit scales, zeros or offsets of the same type.
 
 /// How a kernel reads a record's scales and zeros.
 enum class ConstantsPath {
   fixed_zeros,    // groups of 128 or more, zeros in the middle of the codes
   integer_zeros,  // the same groups, zeros of their own
-  fine_groups,    // slots of 32 and 64 channels, of either kind
+  fine_groups,    // slots of 32 and 64 channels, of either kind; of codes that are floats, scales of any type
   groups_of_16,   // slots of 16 channels, of either kind
-  offsets_of_16,  // slots of 16 channels with exact offsets
+  exact_offsets,  // offsets and scales of the activations' type
+  float_zeros,    // zeros and scales of the activations' type, slots of 32 channels or more
   float_codes,    // groups of 128 or more, scales of any type, codes that are floats
   any,            // AnyConstants, for every other kind in slots of 32 channels or more
 };
-NIBBLE_HOST_DEVICE constexpr bool is_fine(ConstantsPath path) {
-  return path == ConstantsPath::fine_groups || path == ConstantsPath::groups_of_16 || path == ConstantsPath::offsets_of_16;
+/// Channels after which constants change, where they change within a record; shorter slots than these there are none. 0: they do not.
+NIBBLE_HOST_DEVICE constexpr int channels_of_set(ConstantsPath path) {
+  switch (path) {
+    case ConstantsPath::groups_of_16:
+    case ConstantsPath::exact_offsets: return 16;
+    case ConstantsPath::fine_groups:
+    case ConstantsPath::float_zeros:
+    case ConstantsPath::any: return 32;
+    default: return 0;
+  }
 }
 
 inline ConstantsPath constants_path(const RecordFormat& f, DType act) {
-  if (gpu_tile::are_floats(f.codes) && f.span == gpu_tile::kChannels) return ConstantsPath::float_codes;
-  if (f.span == 16 && has_exact_offsets(f, act)) return ConstantsPath::offsets_of_16;
+  if (gpu_tile::are_floats(f.codes) && f.span > 16)
+    return f.span == gpu_tile::kChannels ? ConstantsPath::float_codes : ConstantsPath::fine_groups;
+  if (f.codes == Codes::u4 && f.zero > ZeroKind::integer && f.zero_type == act && f.scale_type == act)
+    return f.zero == ZeroKind::offset ? ConstantsPath::exact_offsets : ConstantsPath::float_zeros;
   if (f.scale_type == DType::f32 || f.zero > ZeroKind::integer) return ConstantsPath::any;
   if (act == DType::f16 && f.scale_type != DType::f16) return ConstantsPath::any;
   if (f.span != gpu_tile::kChannels) return f.span == 16 ? ConstantsPath::groups_of_16 : ConstantsPath::fine_groups;
@@ -234,18 +280,25 @@ inline ConstantsPath constants_path(const RecordFormat& f, DType act) {
 }
 
 /// A lane's two scales and two zeros or offsets of a group, as stored, loaded long before use; ConstantsPath::float_codes: two scales as
-/// f32.
+/// f32; has_wide_scales: two scales of any type, which take both words if they are f32.
 struct RawConstants {
   std::uint32_t scales, zeros;
 };
-template <ConstantsPath kPath>
+template <ConstantsPath kPath, Codes kCodes>
+inline constexpr bool has_wide_scales = gpu_tile::are_floats(kCodes) && kPath == ConstantsPath::fine_groups;
+template <ConstantsPath kPath, Codes kCodes>
 __device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std::uint32_t slot, int position) {
   if constexpr (kPath == ConstantsPath::float_codes) {
     const float2 scale = load_row_pair(slot, position, format.scale_type);
     return {__float_as_uint(scale.x), __float_as_uint(scale.y)};
+  } else if constexpr (has_wide_scales<kPath, kCodes>) {  // without a branch
+    const bool wide = format.scale_type == DType::f32;
+    const std::uint32_t at = slot + position * (wide ? 4 : 2);
+    return {ptx::load_shared4(at), wide ? ptx::load_shared4(at + 4) : 0u};
   } else {
-    const bool has_zeros = kPath == ConstantsPath::integer_zeros || (is_fine(kPath) && format.zero == ZeroKind::integer);
-    if constexpr (kPath == ConstantsPath::offsets_of_16)
+    constexpr bool kShort = kPath == ConstantsPath::fine_groups || kPath == ConstantsPath::groups_of_16;
+    const bool has_zeros = kPath == ConstantsPath::integer_zeros || (kShort && format.zero == ZeroKind::integer);
+    if constexpr (kPath == ConstantsPath::exact_offsets || kPath == ConstantsPath::float_zeros)
       return {ptx::load_shared4(slot + position * 2), ptx::load_shared4(slot + format.zeros_offset + position * 2)};
     return {ptx::load_shared4(slot + position * 2), has_zeros ? ptx::load_shared2(slot + format.zeros_offset + position) : 0u};
   }
@@ -257,25 +310,22 @@ __device__ __forceinline__ float2 scales_of(const RawConstants& raw, const Recor
   if (format.scale_type == DType::f16) return __half22float2(reinterpret_cast<const __half2&>(raw.scales));
   return {__uint_as_float(raw.scales << 16), __uint_as_float(raw.scales & 0xffff0000u)};
 }
-/// The part of the constants that is the same in every record.
-template <class Act, Codes kCodes>
-__device__ __forceinline__ void fixed_zeros(RowConstants& c, const RecordFormat& format) {
-  using Numbers = Raised<Act, kCodes>;
-  twice<Act>(c.minus, -(Numbers::kMagic + format.zero_base), -(Numbers::kMagicUpper + format.zero_base));
-}
 template <ConstantsPath kPath, class Act, Codes kCodes>
 __device__ __forceinline__ void make_constants(RowConstants& c, const RecordFormat& format, const RawConstants& raw,
                                                bool scale_after) {
   using Numbers = Raised<Act, kCodes>;
-  if constexpr (kPath == ConstantsPath::offsets_of_16) return make_offsets<Act, kCodes>(c, format, raw.scales, raw.zeros);
+  if constexpr (kPath == ConstantsPath::exact_offsets) return make_offsets<Act>(c, raw.scales, raw.zeros);
+  if constexpr (kPath == ConstantsPath::float_zeros)
+    return make_float_zeros<Act, kCodes>(c, format, raw.scales, raw.zeros, scale_after);
   c.offset[0] = c.offset[1] = 0;
-  if constexpr (kPath == ConstantsPath::float_codes) {
-    const float2 scale = scales_of<kPath>(raw, format);
+  if constexpr (kPath == ConstantsPath::float_codes || has_wide_scales<kPath, kCodes>) {
+    const float2 scale =
+        has_wide_scales<kPath, kCodes> ? numbers_of({raw.scales, raw.zeros}, format.scale_type) : scales_of<kPath>(raw, format);
     twice<Act>(c.scale, scale_after ? 1.0f : scale.x * kScaleUp<Act>, scale_after ? 1.0f : scale.y * kScaleUp<Act>);
   } else {
     std::uint32_t scales;
     if constexpr (std::is_same_v<Act, __half>) {
-      scales = ptx::mul_f16x2(raw.scales, 0x54005400u);  // kScaleUp
+      scales = scaled_up<Act>(raw.scales);
     } else {
       const float2 halves = __half22float2(reinterpret_cast<const __half2&>(raw.scales));
       scales = format.scale_type == DType::bf16 ? raw.scales : ptx::to_bf16x2(halves.x, halves.y);

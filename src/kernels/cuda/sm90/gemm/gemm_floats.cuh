@@ -23,14 +23,15 @@ struct FloatProducts : GemmStages<T> {
   static constexpr ConstantsPath kPath = T::kPath;
   static constexpr int kBits = T::kBits;
   static constexpr bool kAny = kPath == ConstantsPath::any;
-  static constexpr bool kFine = is_fine(kPath) || kAny;  // constants change within a record
+  static constexpr int kSetChannels = channels_of_set(kPath);
+  static constexpr bool kFine = kSetChannels != 0;  // constants change within a record
   using Raw = std::conditional_t<kAny, AnyConstants, RawConstants>;
 
   __device__ __forceinline__ Raw load_constants(std::uint32_t slot, int position) const {
     if constexpr (kAny)
       return load_any<T::kWeight>(p.format, slot, position);
     else
-      return load_raw<kPath>(p.format, slot, position);
+      return load_raw<kPath, T::kWeight>(p.format, slot, position);
   }
   __device__ __forceinline__ void make(RowConstants& constants, const Raw& raw) const {
     if constexpr (kAny)
@@ -62,14 +63,12 @@ struct FloatProducts : GemmStages<T> {
     const std::uint32_t first_operand = wgmma_operand_low(act(0) + k_index() * T::kActBytes),
                         stage_operand = depth() * (T::kActBytes / 16);
     constexpr int kBuffers = 2;  // of fragments: one is filled, one multiplied
-    constexpr bool kOf16 = kPath == ConstantsPath::groups_of_16 || kPath == ConstantsPath::offsets_of_16;
-    constexpr int kSets = !kFine ? 1 : kOf16 ? 4 : 2;  // of constants, of a half
-    const auto fine_slot = [&](int set) {
-      const bool whole = kAny && p.format.span == gpu_tile::kChannels, halves = !kOf16 && p.format.span == 64;
-      return (whole ? 0 : halves ? set / 2 : set) * p.format.slot_bytes;
-    };
+    constexpr int kSets = kFine ? gpu_tile::kChannels / kHalves / kSetChannels : 1;  // of constants, of a half
+    const int span_shift = 31 - __clz(p.format.span);
+    const auto fine_slot = [&](int set) { return (set * kSetChannels >> span_shift) * p.format.slot_bytes; };
     RowConstants constants;
-    if (kPath == ConstantsPath::fixed_zeros) fixed_zeros<Act, T::kWeight>(constants, p.format);
+    if (kPath == ConstantsPath::fixed_zeros || kPath == ConstantsPath::exact_offsets)
+      fixed_zeros<Act, T::kWeight>(constants, p.format);
     int r = k_index(), previous = -1;  // the stage whose last products may be running
     if (r < count) do {                // at least one record: if ptxas sees a path without a product it does not overlap them
         ptx::barrier_wait(full(from.stage), from.parity);

@@ -92,9 +92,12 @@ GemmKernel kernel_for(int tokens, ConstantsPath path) {
     if (path == ConstantsPath::fine_groups) return kernel_for<Act, kCodes, ConstantsPath::fine_groups, kPatches, kTerms>(tokens);
     if (path == ConstantsPath::groups_of_16)
       return kernel_for<Act, kCodes, ConstantsPath::groups_of_16, kPatches, kTerms>(tokens);
-    if constexpr (kCodes == Codes::u4 && !kPatches)
-      if (path == ConstantsPath::offsets_of_16)
-        return kernel_for<Act, kCodes, ConstantsPath::offsets_of_16, kPatches, kTerms>(tokens);
+    if constexpr (kCodes == Codes::u4 && !kPatches) {
+      if (path == ConstantsPath::exact_offsets)
+        return kernel_for<Act, kCodes, ConstantsPath::exact_offsets, kPatches, kTerms>(tokens);
+      if (path == ConstantsPath::float_zeros)
+        return kernel_for<Act, kCodes, ConstantsPath::float_zeros, kPatches, kTerms>(tokens);
+    }
   }
   return kernel_for<Act, kCodes, ConstantsPath::any, kPatches, kTerms>(tokens);
 }
@@ -105,7 +108,7 @@ GemmKernel integers_kernel_for(int tokens, const RecordFormat& format) {
   return format.codes == Codes::u4 ? kernel_for<Act, Codes::u4, kPatches>(tokens, path)
                                    : kernel_for<Act, Codes::u8, kPatches>(tokens, path);
 }
-/// The kernel for codes that are floats: e4m3 in groups of 32 channels or more, e2m1 of 16 or more.
+/// The kernel for codes that are floats: e4m3 in groups of 32 channels or more, e2m1 of 16 or more; null when there is none.
 template <class Act, bool kPatches = false>
 GemmKernel floats_kernel_for(int tokens, const RecordFormat& format) {
   constexpr ActTerms kTerms = ActTerms::scaled;
@@ -117,8 +120,9 @@ GemmKernel floats_kernel_for(int tokens, const RecordFormat& format) {
   if (format.codes != Codes::e2m1) return nullptr;
   if (path == ConstantsPath::groups_of_16)
     return kernel_for<Act, Codes::e2m1, ConstantsPath::groups_of_16, kPatches, kTerms>(tokens);
-  return whole ? kernel_for<Act, Codes::e2m1, ConstantsPath::float_codes, kPatches, kTerms>(tokens)
-               : kernel_for<Act, Codes::e2m1, ConstantsPath::any, kPatches, kTerms>(tokens);
+  if (path == ConstantsPath::fine_groups)
+    return kernel_for<Act, Codes::e2m1, ConstantsPath::fine_groups, kPatches, kTerms>(tokens);
+  return whole ? kernel_for<Act, Codes::e2m1, ConstantsPath::float_codes, kPatches, kTerms>(tokens) : nullptr;
 }
 
 /// The kernels for rows of experts: 16, 32, 64 or 128 tokens a pass, and the kinds of weights that checkpoints of experts have.
@@ -148,7 +152,7 @@ GemmKernel experts_kernel_for(int tokens, const RecordFormat& format) {
                                                 : nullptr;
     case Codes::e2m1:
       if (path == ConstantsPath::groups_of_16) return experts_kernel_for<Act, Codes::e2m1, ConstantsPath::groups_of_16>(tokens);
-      return path == ConstantsPath::float_codes ? nullptr : experts_kernel_for<Act, Codes::e2m1, ConstantsPath::any>(tokens);
+      return path == kFine ? experts_kernel_for<Act, Codes::e2m1, kFine>(tokens) : nullptr;
     default: return nullptr;
   }
 }

@@ -65,6 +65,14 @@ inline std::uint32_t fma_bf16x2(std::uint32_t a, std::uint32_t b, std::uint32_t 
   const auto d = fma_pair<bf16>(a, b, c);
   return to_bf16x2(d[0], d[1]);
 }
+inline std::uint32_t min_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t to = 0;
+  for (int half = 0; half < 2; ++half) {
+    const f16 x{static_cast<std::uint16_t>(a >> 16 * half)}, y{static_cast<std::uint16_t>(b >> 16 * half)};
+    to |= std::uint32_t{to_f16(std::fmin(to_f32(x), to_f32(y))).bits} << 16 * half;
+  }
+  return to;
+}
 inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) { return fma_f16x2(a, 0x3c003c00u, b); }
 inline std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) { return fma_f16x2(a, b, 0x80008000u); }
 

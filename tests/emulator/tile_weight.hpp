@@ -12,7 +12,8 @@
 
 namespace nibble::emulator {
 
-/// Random codes [n][k] of a type, f16 scales and zeros of groups of `group` channels: none, integers, f16 offsets or f16 zeros.
+/// Random codes [n][k] of a type, scales and zeros of groups of `group` channels: none, integers, f16 offsets or f16 zeros. Scales are f16,
+/// of MXFP4, as e8m0's, bf16.
 struct TileWeight {
   int n, k, bits, group;
   ZeroKind kind;
@@ -30,7 +31,8 @@ struct TileWeight {
       if (type == gpu_tile::Codes::e4m3) codes.back() &= 0xbf;  // none is NaN, and they are of one size about
     }
     for (int i = 0; i < n * groups(); ++i) {
-      scales.push_back(to_f16(0.001f * static_cast<float>(1 + below(100))));
+      const float scale = 0.001f * static_cast<float>(1 + below(100));
+      scales.push_back(to_f16(scale_type() == DType::bf16 ? to_f32(to_bf16(scale)) : scale));
       zeros.push_back(kind == ZeroKind::integer ? below(1 << bits) : base());
       offsets.push_back(to_f16(kind == ZeroKind::offset ? 0.01f * static_cast<float>(below(100)) : 0.0f));
       if (kind == ZeroKind::real) {  // some are far from every code
@@ -72,7 +74,7 @@ struct TileWeight {
     return {.records = records.data(),
             .geometry = geometry(),
             .codes = type,
-            .scale_type = DType::f16,
+            .scale_type = scale_type(),
             .zero = kind,
             .zero_type = DType::f16,
             .zero_base = own || kind == ZeroKind::real || gpu_tile::are_floats(type) ? 0.0f : static_cast<float>(base()),
@@ -80,6 +82,7 @@ struct TileWeight {
   }
 
  private:
+  DType scale_type() const { return type == gpu_tile::Codes::e2m1 && gpu_tile::span(group) > 16 ? DType::bf16 : DType::f16; }
   int base() const { return 1 << (bits - 1); }
   gpu_tile::Geometry geometry() const {
     return {.n = n,
@@ -103,7 +106,8 @@ struct TileWeight {
             static_cast<std::uint8_t>(record[place.byte] | codes[static_cast<std::size_t>(row * k + channel)] << place.shift);
         const std::size_t from = group_of(row, channel);
         const int slot = in_record / geo.span, position = gpu_tile::slot_position(in_tile);
-        std::memcpy(record + geo.scale_offset(slot) + position * 2, &scales[from], 2);
+        const std::uint16_t scale = scale_type() == DType::f16 ? scales[from].bits : to_bf16(to_f32(scales[from])).bits;
+        std::memcpy(record + geo.scale_offset(slot) + position * 2, &scale, 2);
         if (kind == ZeroKind::integer)
           record[geo.zero_offset(slot) + position] = static_cast<std::uint8_t>(zeros[from]);
         else if (kind != ZeroKind::none)

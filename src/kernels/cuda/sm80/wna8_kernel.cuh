@@ -271,7 +271,7 @@ struct Gemm {
       }
     }
     if constexpr (kFolds == 1) {
-      const RowTerms rows = row_terms<kPath, kBits>(p.format, load_raw<kPath, kCodes>(p.format, slots, position));
+      const RowTerms rows = row_terms<kPath, kBits>(p.format, load_raw<kPath>(p.format, slots, position));
       if (kSumsCodes) share_sums(sums);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) fold(acc[t], dot[t], terms + t * 8 * kTermPitch, 0, rows, sums);

@@ -181,7 +181,7 @@ Status accepts_wgmma_experts(const Problem& p) {
       case gpu_tile::Codes::u4: return integers && (whole || span == 32 || span == 64);
       case gpu_tile::Codes::u8: return integers && whole && p.scheme.zero == ZeroKind::none;
       case gpu_tile::Codes::e4m3: return whole;
-      case gpu_tile::Codes::e2m1: return !whole;
+      case gpu_tile::Codes::e2m1: return span == 16 || (!whole && gpu_tile::stored_scale(p.scheme.scale) == DType::bf16);
       default: return false;
     }
   };

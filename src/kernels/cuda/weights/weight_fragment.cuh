@@ -249,7 +249,7 @@ __device__ __forceinline__ void make_constants(RowConstants& c, const RecordForm
 enum class ConstantsPath {
   fixed_zeros,    // groups of 128 or more, zeros in the middle of the codes
   integer_zeros,  // the same groups, zeros of their own
-  fine_groups,    // slots of 32 and 64 channels, of either kind; of codes that are floats, scales of any type
+  fine_groups,    // slots of 32 and 64 channels, of either kind; of codes that are floats, bf16 scales
   groups_of_16,   // slots of 16 channels, of either kind
   exact_offsets,  // offsets and scales of the activations' type
   float_zeros,    // zeros and scales of the activations' type, slots of 32 channels or more
@@ -269,8 +269,9 @@ NIBBLE_HOST_DEVICE constexpr int channels_of_set(ConstantsPath path) {
 }
 
 inline ConstantsPath constants_path(const RecordFormat& f, DType act) {
+  if (gpu_tile::are_floats(f.codes) && f.span == gpu_tile::kChannels) return ConstantsPath::float_codes;
   if (gpu_tile::are_floats(f.codes) && f.span > 16)
-    return f.span == gpu_tile::kChannels ? ConstantsPath::float_codes : ConstantsPath::fine_groups;
+    return f.scale_type == DType::bf16 ? ConstantsPath::fine_groups : ConstantsPath::any;
   if (f.codes == Codes::u4 && f.zero > ZeroKind::integer && f.zero_type == act && f.scale_type == act)
     return f.zero == ZeroKind::offset ? ConstantsPath::exact_offsets : ConstantsPath::float_zeros;
   if (f.scale_type == DType::f32 || f.zero > ZeroKind::integer) return ConstantsPath::any;
@@ -280,21 +281,15 @@ inline ConstantsPath constants_path(const RecordFormat& f, DType act) {
 }
 
 /// A lane's two scales and two zeros or offsets of a group, as stored, loaded long before use; ConstantsPath::float_codes: two scales as
-/// f32; has_wide_scales: two scales of any type, which take both words if they are f32.
+/// f32.
 struct RawConstants {
   std::uint32_t scales, zeros;
 };
-template <ConstantsPath kPath, Codes kCodes>
-inline constexpr bool has_wide_scales = gpu_tile::are_floats(kCodes) && kPath == ConstantsPath::fine_groups;
-template <ConstantsPath kPath, Codes kCodes>
+template <ConstantsPath kPath>
 __device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std::uint32_t slot, int position) {
   if constexpr (kPath == ConstantsPath::float_codes) {
     const float2 scale = load_row_pair(slot, position, format.scale_type);
     return {__float_as_uint(scale.x), __float_as_uint(scale.y)};
-  } else if constexpr (has_wide_scales<kPath, kCodes>) {  // without a branch
-    const bool wide = format.scale_type == DType::f32;
-    const std::uint32_t at = slot + position * (wide ? 4 : 2);
-    return {ptx::load_shared4(at), wide ? ptx::load_shared4(at + 4) : 0u};
   } else {
     constexpr bool kShort = kPath == ConstantsPath::fine_groups || kPath == ConstantsPath::groups_of_16;
     const bool has_zeros = kPath == ConstantsPath::integer_zeros || (kShort && format.zero == ZeroKind::integer);
@@ -318,9 +313,9 @@ __device__ __forceinline__ void make_constants(RowConstants& c, const RecordForm
   if constexpr (kPath == ConstantsPath::float_zeros)
     return make_float_zeros<Act, kCodes>(c, format, raw.scales, raw.zeros, scale_after);
   c.offset[0] = c.offset[1] = 0;
-  if constexpr (kPath == ConstantsPath::float_codes || has_wide_scales<kPath, kCodes>) {
-    const float2 scale =
-        has_wide_scales<kPath, kCodes> ? numbers_of({raw.scales, raw.zeros}, format.scale_type) : scales_of<kPath>(raw, format);
+  constexpr bool kBf16Scales = gpu_tile::are_floats(kCodes) && kPath == ConstantsPath::fine_groups;  // e8m0's among them
+  if constexpr (kPath == ConstantsPath::float_codes || kBf16Scales) {
+    const float2 scale = kBf16Scales ? numbers_of({raw.scales, 0}, DType::bf16) : scales_of<kPath>(raw, format);
     twice<Act>(c.scale, scale_after ? 1.0f : scale.x * kScaleUp<Act>, scale_after ? 1.0f : scale.y * kScaleUp<Act>);
   } else {
     std::uint32_t scales;

@@ -96,7 +96,7 @@ struct CodeProducts : GemmStages<T> {
       const std::uint32_t slot = first + fold.stage * stage_bytes + slots;
       const int position = row_pair_position(warp, kTokens == 128 ? opaque(lane) : lane);  // 128 leave no register for it
       if constexpr (kFolds == 1)
-        return row_terms<kPath, kBits>(p.format, load_raw<kPath, T::kWeight>(p.format, slot, position));
+        return row_terms<kPath, kBits>(p.format, load_raw<kPath>(p.format, slot, position));
       else
         return load_row_terms<kBits>(p.format, slot + (fold.index * kStepChannels >> span_shift) * p.format.slot_bytes, position);
     };

@@ -31,7 +31,7 @@ struct FloatProducts : GemmStages<T> {
     if constexpr (kAny)
       return load_any<T::kWeight>(p.format, slot, position);
     else
-      return load_raw<kPath, T::kWeight>(p.format, slot, position);
+      return load_raw<kPath>(p.format, slot, position);
   }
   __device__ __forceinline__ void make(RowConstants& constants, const Raw& raw) const {
     if constexpr (kAny)
@@ -65,7 +65,9 @@ struct FloatProducts : GemmStages<T> {
     constexpr int kBuffers = 2;  // of fragments: one is filled, one multiplied
     constexpr int kSets = kFine ? gpu_tile::kChannels / kHalves / kSetChannels : 1;  // of constants, of a half
     const int span_shift = 31 - __clz(p.format.span);
-    const auto fine_slot = [&](int set) { return (set * kSetChannels >> span_shift) * p.format.slot_bytes; };
+    const auto fine_slot = [&](int set) {
+      return (kPath == ConstantsPath::groups_of_16 ? set : set * kSetChannels >> span_shift) * p.format.slot_bytes;
+    };
     RowConstants constants;
     if (kPath == ConstantsPath::fixed_zeros || kPath == ConstantsPath::exact_offsets)
       fixed_zeros<Act, T::kWeight>(constants, p.format);

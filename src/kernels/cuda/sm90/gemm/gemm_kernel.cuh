@@ -108,7 +108,7 @@ GemmKernel integers_kernel_for(int tokens, const RecordFormat& format) {
   return format.codes == Codes::u4 ? kernel_for<Act, Codes::u4, kPatches>(tokens, path)
                                    : kernel_for<Act, Codes::u8, kPatches>(tokens, path);
 }
-/// The kernel for codes that are floats: e4m3 in groups of 32 channels or more, e2m1 of 16 or more; null when there is none.
+/// The kernel for codes that are floats: e4m3 in groups of 32 channels or more, e2m1 of 16 or more.
 template <class Act, bool kPatches = false>
 GemmKernel floats_kernel_for(int tokens, const RecordFormat& format) {
   constexpr ActTerms kTerms = ActTerms::scaled;
@@ -122,7 +122,8 @@ GemmKernel floats_kernel_for(int tokens, const RecordFormat& format) {
     return kernel_for<Act, Codes::e2m1, ConstantsPath::groups_of_16, kPatches, kTerms>(tokens);
   if (path == ConstantsPath::fine_groups)
     return kernel_for<Act, Codes::e2m1, ConstantsPath::fine_groups, kPatches, kTerms>(tokens);
-  return whole ? kernel_for<Act, Codes::e2m1, ConstantsPath::float_codes, kPatches, kTerms>(tokens) : nullptr;
+  return whole ? kernel_for<Act, Codes::e2m1, ConstantsPath::float_codes, kPatches, kTerms>(tokens)
+               : kernel_for<Act, Codes::e2m1, ConstantsPath::any, kPatches, kTerms>(tokens);
 }
 
 /// The kernels for rows of experts: 16, 32, 64 or 128 tokens a pass, and the kinds of weights that checkpoints of experts have.

@@ -12,6 +12,7 @@
 #include "fmt/format.h"
 #include "kernels/cuda/table/conv.hpp"
 #include "kernels/cuda/table/decode_cost.hpp"
+#include "kernels/cuda/table/pairs.hpp"
 #include "kernels/cuda/table/w8a8.hpp"
 #include "kernels/cuda/table/wna16.hpp"
 #include "kernels/cuda/table/wna8.hpp"
@@ -28,6 +29,8 @@ constexpr std::string_view name(WgmmaFamily family) {
     case WgmmaFamily::floats: return "floats";
     case WgmmaFamily::float_folds: return "float_folds";
     case WgmmaFamily::float_patches: return "float_patches";
+    case WgmmaFamily::pairs: return "pairs";
+    case WgmmaFamily::pair_folds: return "pair_folds";
     case WgmmaFamily::online: return "online";
     case WgmmaFamily::online_tokens: return "online_tokens";
     case WgmmaFamily::online_folds: return "online_folds";
@@ -42,6 +45,7 @@ constexpr std::string_view name(WgmmaFamily family) {
 WgmmaFeatures features(const Kernel& kernel, const Problem& p) {
   const GpuInfo gpu = cuda::gpu_of(p);
   if (kernel.layout == "gpu_w8n64k128") return cuda::w8a8_sm90_features(kernel.tile, p.act_scheme.codes, gpu, p);
+  if (kernel.form == ActForm::f16x2_rows) return cuda::pairs_sm90_features(kernel.tile, gpu, p);
   if (kernel.form == ActForm::s8i16) return cuda::wna8_sm90_features(kernel.tile, gpu, p, cuda::wna8_family(p));
   return cuda::gemm_sm90_features(kernel.tile, gpu, p);
 }
@@ -74,8 +78,7 @@ void print_features(const std::string& path) {
             f.codes);
         continue;
       }
-      // Predicted by the numbers of int8 activations, and of f16.
-      if (kernel->form == ActForm::s8x3_rows || kernel->form == ActForm::f16x2_rows) continue;
+      if (kernel->form == ActForm::s8x3_rows) continue;  // predicted by the numbers of int8 activations
       if (kernel_name.find("sm90_wgmma") == std::string::npos && kernel_name.find("sm90_streamk") == std::string::npos) continue;
       const WgmmaFeatures f = features(*kernel, layer.problem);
       const ConvGeometry& g = layer.problem.geometry;

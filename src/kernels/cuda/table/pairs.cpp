@@ -10,6 +10,7 @@
 #include "kernels/cuda/launch/device_weight.hpp"
 #include "kernels/cuda/launch/launch.hpp"
 #include "kernels/cuda/table/families.hpp"
+#include "kernels/cuda/table/pairs.hpp"
 #include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/table/wna16.hpp"
 #include "kernels/cuda/tasks/pair_task.hpp"
@@ -101,20 +102,9 @@ Status run_linear(const Kernel& self, const StepArgs& args) {
                            self.tile.m, depth, self.tile.split, args.stream);
 }
 
-// Of the kernels of 16-bit activations, for twice as many tokens in tiles of as many rows: both numbers of an activation are multiplied.
-// These rows were not measured.
 double linear_cost_us(const Kernel& self, const Problem& p) {
-  Problem halves = p;
-  halves.m = 2 * p.m;
-  halves.a_dtype = DType::f16;
-  const bool whole = has_one_scale_per_record(p);
-  const Tile tile{.m = 2 * self.tile.m, .n = self.tile.n, .split = self.tile.split};
-  const int blocks = tile.n / gpu_tile::kRows;
-  const PassShape shape{.blocks = blocks, .depth = pair_groups(self.tile.m) / blocks};
   const GpuInfo gpu = gpu_of(p);
-  return wgmma_cost_us(wgmma_features(whole ? WgmmaFamily::floats : WgmmaFamily::float_folds, tile, shape, gpu, halves,
-                                      tile_bytes(p), bits(DType::f16)),
-                       gpu);
+  return wgmma_cost_us(pairs_sm90_features(self.tile, gpu, p), gpu);
 }
 
 std::size_t linear_workspace(const Kernel& self, const Problem& p) { return with_parts(0, self, pair_groups(self.tile.m), p); }
@@ -143,7 +133,6 @@ constexpr Tile kTiles[] = {
     {.m = 32, .n = 128, .split = 2},
     {.m = 64, .n = 192},
     {.m = 64, .n = 192, .split = 2},
-    {.m = 64, .n = 192, .split = 4},
     {.m = 128, .n = 128},
     {.m = 128, .n = 128, .split = 2},
     {.m = 64, .n = 192, .split = kStreamK},
@@ -171,6 +160,13 @@ constexpr Kernel kPrepareRow{.backend = Backend::cuda,
                              .run = run_prepare};
 
 }  // namespace
+
+WgmmaFeatures pairs_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& p) {
+  const int blocks = tile.n / gpu_tile::kRows;
+  const PassShape shape{.blocks = blocks, .depth = pair_groups(tile.m) / blocks};
+  const WgmmaFamily family = has_one_scale_per_record(p) ? WgmmaFamily::pairs : WgmmaFamily::pair_folds;
+  return wgmma_features(family, tile, shape, gpu, p, tile_bytes(p), bits(DType::f32));
+}
 
 std::span<const Kernel> pair_kernels() {
   static const std::vector<Kernel> kRows = [] {

@@ -12,6 +12,8 @@ enum class WgmmaFamily {
   floats,         // 16-bit activations; one scale and zero a record, of the common kinds
   float_folds,    // the same activations; every other kind
   float_patches,  // of a convolution: as `floats`
+  pairs,          // f32 activations as pairs of f16; one scale a record
+  pair_folds,     // the same; several
   online,         // activations quantized per group; a record has one integer sum
   online_tokens,  // per token or tensor without zero points: the scale is not in the terms
   online_folds,

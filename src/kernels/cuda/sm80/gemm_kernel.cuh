@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
 #pragma unroll
       for (int f = 0; f < S::kFragments; ++f) {
         std::uint32_t a[4];
-        weights<Act, kCodes>(a, codes[f], 0, constants[f]);
+        weights<Act, kCodes>(a, codes[f], 0, constants[f], constants[f]);
         multiply<Act, S>(sums[f], a, b[0]);
       }
 
@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
 #pragma unroll
       for (int f = 0; f < S::kFragments; ++f) {
         std::uint32_t a[4];
-        weights<Act, kCodes>(a, codes[f], 1, constants[f]);
+        weights<Act, kCodes>(a, codes[f], 1, constants[f], constants[f]);
         codes[f] = load_codes<kBits>(from + codes_at + (half == 0 ? kNextHalf : 0) + f * kNextFragment);
         if (half == 1 || format.span == kHalfChannels) load_group(f, from + slot_at(1 - half));
         multiply<Act, S>(sums[f], a, b[1]);

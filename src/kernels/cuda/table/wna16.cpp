@@ -437,7 +437,9 @@ Status accepts_wgmma_weight(const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_decoded_codes(p));
   const bool offsets = p.op == Op::linear && p.scheme.zero == ZeroKind::offset && gpu_tile::stored_bits(p.scheme.codes) == 4 &&
                        gpu_tile::stored_scale(p.scheme.scale) == p.a_dtype && p.zero_type == p.a_dtype;
-  return accepts_slots(p, offsets || (has_usual_constants(p) && p.scheme.codes != DType::e4m3) ? 16 : 32);
+  const bool usual = has_usual_constants(p) && p.scheme.codes != DType::e4m3;
+  if (usual && p.op == Op::linear && !has_float_codes(p)) return {};
+  return accepts_slots(p, offsets || usual ? 16 : 32);
 }
 
 GpuInfo gpu_of(const Problem& problem) {

@@ -251,6 +251,7 @@ enum class ConstantsPath {
   integer_zeros,  // the same groups, zeros of their own
   fine_groups,    // slots of 32 and 64 channels, of either kind; of codes that are floats, bf16 scales
   groups_of_16,   // slots of 16 channels, of either kind
+  groups_of_8,    // slots of 8 channels, of either kind: of a fragment, registers a0 and a1 belong to one, a2 and a3 to the next
   exact_offsets,  // offsets and scales of the activations' type
   float_zeros,    // zeros and scales of the activations' type, slots of 32 channels or more
   float_codes,    // groups of 128 or more, scales of any type, codes that are floats
@@ -259,6 +260,7 @@ enum class ConstantsPath {
 /// Channels after which constants change, where they change within a record; shorter slots than these there are none. 0: they do not.
 NIBBLE_HOST_DEVICE constexpr int channels_of_set(ConstantsPath path) {
   switch (path) {
+    case ConstantsPath::groups_of_8: return 8;
     case ConstantsPath::groups_of_16:
     case ConstantsPath::exact_offsets: return 16;
     case ConstantsPath::fine_groups:
@@ -276,7 +278,8 @@ inline ConstantsPath constants_path(const RecordFormat& f, DType act) {
     return f.zero == ZeroKind::offset ? ConstantsPath::exact_offsets : ConstantsPath::float_zeros;
   if (f.scale_type == DType::f32 || f.zero > ZeroKind::integer) return ConstantsPath::any;
   if (act == DType::f16 && f.scale_type != DType::f16) return ConstantsPath::any;
-  if (f.span != gpu_tile::kChannels) return f.span == 16 ? ConstantsPath::groups_of_16 : ConstantsPath::fine_groups;
+  if (f.span < 32) return f.span == 16 ? ConstantsPath::groups_of_16 : ConstantsPath::groups_of_8;
+  if (f.span != gpu_tile::kChannels) return ConstantsPath::fine_groups;
   return f.zero == ZeroKind::none ? ConstantsPath::fixed_zeros : ConstantsPath::integer_zeros;
 }
 
@@ -291,7 +294,8 @@ __device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std
     const float2 scale = load_row_pair(slot, position, format.scale_type);
     return {__float_as_uint(scale.x), __float_as_uint(scale.y)};
   } else {
-    constexpr bool kShort = kPath == ConstantsPath::fine_groups || kPath == ConstantsPath::groups_of_16;
+    constexpr bool kShort =
+        kPath == ConstantsPath::fine_groups || kPath == ConstantsPath::groups_of_16 || kPath == ConstantsPath::groups_of_8;
     const bool has_zeros = kPath == ConstantsPath::integer_zeros || (kShort && format.zero == ZeroKind::integer);
     if constexpr (kPath == ConstantsPath::exact_offsets || kPath == ConstantsPath::float_zeros)
       return {ptx::load_shared4(slot + position * 2), ptx::load_shared4(slot + format.zeros_offset + position * 2)};
@@ -337,9 +341,11 @@ __device__ __forceinline__ void make_constants(RowConstants& c, const RecordForm
   }
 }
 
-/// The 16 channels number `index` of a lane's 16-byte vector as u − z, of floats their values; index is a constant once unrolled.
+/// The 16 channels number `index` of a lane's 16-byte vector as u − z, of floats their values; index is a constant once unrolled. The
+/// constants are those of the first eight channels and of the last eight, which most paths share.
 template <class Act, Codes kCodes>
-__device__ __forceinline__ void numbers(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& c) {
+__device__ __forceinline__ void numbers(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& first,
+                                        const RowConstants& last) {
   using Numbers = Raised<Act, kCodes>;
   if constexpr (gpu_tile::bits(kCodes) == 4)
     Numbers::unpack(a, index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w, 0);
@@ -347,17 +353,23 @@ __device__ __forceinline__ void numbers(std::uint32_t (&a)[4], const uint4& v, i
     Numbers::unpack(a, index == 0 ? v.x : v.z, index == 0 ? v.y : v.w);
   if constexpr (!gpu_tile::are_floats(kCodes)) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      a[i] = Numbers::kSixteenths && i % 2 == 1 ? fma2<Act>(a[i], 0x2c002c00u, c.minus[1]) : add2<Act>(a[i], c.minus[i % 2]);
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t minus = (i < 2 ? first : last).minus[i % 2];
+      a[i] = Numbers::kSixteenths && i % 2 == 1 ? fma2<Act>(a[i], 0x2c002c00u, minus) : add2<Act>(a[i], minus);
+    }
   }
 }
 
 /// The same as weights.
 template <class Act, Codes kCodes>
-__device__ __forceinline__ void weights(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& c) {
-  numbers<Act, kCodes>(a, v, index, c);
+__device__ __forceinline__ void weights(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& first,
+                                        const RowConstants& last) {
+  numbers<Act, kCodes>(a, v, index, first, last);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) a[i] = fma2<Act>(a[i], c.scale[i % 2], c.offset[i % 2]);
+  for (int i = 0; i < 4; ++i) {
+    const RowConstants& c = i < 2 ? first : last;
+    a[i] = fma2<Act>(a[i], c.scale[i % 2], c.offset[i % 2]);
+  }
 }
 
 }  // namespace nibble::cuda

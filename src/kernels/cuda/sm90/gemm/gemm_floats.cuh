@@ -65,12 +65,12 @@ struct FloatProducts : GemmStages<T> {
     constexpr int kBuffers = 2;  // of fragments: one is filled, one multiplied
     constexpr int kSets = kFine ? gpu_tile::kChannels / kHalves / kSetChannels : 1;  // of constants, of a half
     const int span_shift = 31 - __clz(p.format.span);
-    const auto fine_slot = [&](int set) {
-      return (kPath == ConstantsPath::groups_of_16 ? set : set * kSetChannels >> span_shift) * p.format.slot_bytes;
-    };
-    RowConstants constants;
+    constexpr bool kSlotASet = kPath == ConstantsPath::groups_of_16 || kPath == ConstantsPath::groups_of_8;
+    const auto fine_slot = [&](int set) { return (kSlotASet ? set : set * kSetChannels >> span_shift) * p.format.slot_bytes; };
+    constexpr int kSetsOfFragment = kSets > 4 ? kSets / 4 : 1;
+    RowConstants constants[kSetsOfFragment];
     if (kPath == ConstantsPath::fixed_zeros || kPath == ConstantsPath::exact_offsets)
-      fixed_zeros<Act, T::kWeight>(constants, p.format);
+      fixed_zeros<Act, T::kWeight>(constants[0], p.format);
     int r = k_index(), previous = -1;  // the stage whose last products may be running
     if (r < count) do {                // at least one record: if ptxas sees a path without a product it does not overlap them
         ptx::barrier_wait(full(from.stage), from.parity);
@@ -94,7 +94,7 @@ struct FloatProducts : GemmStages<T> {
         };
         load_codes(0);
         if (kBits == 4) load_codes(1);
-        if (!kFine) make(constants, raw[0]);
+        if (!kFine) make(constants[0], raw[0]);
         std::uint32_t fragment[kBuffers][4][4];
         Sums dot;  // of the record, when sums are scaled instead of weights
         Sums& sums = kScalesSums ? dot : acc;
@@ -106,12 +106,14 @@ struct FloatProducts : GemmStages<T> {
           for (int v = 0; v < kVectors; ++v) pin(codes[half * kVectors + v]);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            if (kFine && i * kSets % 4 == 0) make(constants, raw[i * kSets / 4]);
+            if (kFine && i * kSets % 4 == 0)
+#pragma unroll
+              for (int set = 0; set < kSetsOfFragment; ++set) make(constants[set], raw[i * kSets / 4 + set]);
             const uint4& vector = codes[half * kVectors + i / kProducts];
             if (kScalesSums)
-              numbers<Act, T::kWeight>(a[i], vector, i % kProducts, constants);
+              numbers<Act, T::kWeight>(a[i], vector, i % kProducts, constants[0], constants[kSetsOfFragment - 1]);
             else
-              weights<Act, T::kWeight>(a[i], vector, i % kProducts, constants);
+              weights<Act, T::kWeight>(a[i], vector, i % kProducts, constants[0], constants[kSetsOfFragment - 1]);
           }
           if (kFine && half == 0) load_fine(1);
 #pragma unroll

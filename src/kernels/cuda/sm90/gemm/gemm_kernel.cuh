@@ -92,6 +92,9 @@ GemmKernel kernel_for(int tokens, ConstantsPath path) {
     if (path == ConstantsPath::fine_groups) return kernel_for<Act, kCodes, ConstantsPath::fine_groups, kPatches, kTerms>(tokens);
     if (path == ConstantsPath::groups_of_16)
       return kernel_for<Act, kCodes, ConstantsPath::groups_of_16, kPatches, kTerms>(tokens);
+    if constexpr (!kPatches)
+      if (path == ConstantsPath::groups_of_8)
+        return kernel_for<Act, kCodes, ConstantsPath::groups_of_8, kPatches, kTerms>(tokens);
     if constexpr (kCodes == Codes::u4 && !kPatches) {
       if (path == ConstantsPath::exact_offsets)
         return kernel_for<Act, kCodes, ConstantsPath::exact_offsets, kPatches, kTerms>(tokens);

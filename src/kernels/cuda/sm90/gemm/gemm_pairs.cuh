@@ -109,7 +109,7 @@ struct PairProducts : GemmStages<T> {
 #pragma unroll
           for (int i = 0; i < kFragments; ++i) {
             const int k16 = step * kFragments + i;
-            numbers<Act, T::kWeight>(a[i], codes[k16 / kProducts], k16 % kProducts, constants);
+            numbers<Act, T::kWeight>(a[i], codes[k16 / kProducts], k16 % kProducts, constants, constants);
           }
 #pragma unroll
           for (int i = 0; i < kFragments; ++i) pin(a[i]);

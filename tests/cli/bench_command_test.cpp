@@ -145,7 +145,7 @@ TEST_F(Cli, BenchOfExperts) {
     if (tokens == 1)
       EXPECT_EQ(hit, 3);
     else if (moe["routing"] == "uniform" || moe["routing"] == "empty")
-      EXPECT_EQ(hit, moe["routing"] == "empty" ? 11 : 12) << "40 tokens miss one of 12 equally likely experts once in 10⁴ calls";
+      EXPECT_NEAR(hit, moe["routing"] == "empty" ? 11 : 12, 0.05) << "a mean: 40 tokens miss one of 12 experts once in 10⁴ calls";
     else
       EXPECT_TRUE(hit > 9 && hit <= 12) << hit;
   }

@@ -206,7 +206,7 @@ TEST(Explain, Fp8ActivationsTakeTensorCores) {
                           HasSubstr(gpu.has(Isa::sm90) ? "linear_any_e4m3f16_any__cuda_sm90_" : "e4m3f16_any__cuda_sm80_")))
               << text << " " << name(a_dtype) << " M=" << m;
   EXPECT_THAT(steps("e4m3r_u4b8g128", DType::e4m3, true, 64, h200).back(), HasSubstr("e4m3f16_any__cuda_sm90_"));
-  EXPECT_THAT(steps("e4m3r_u4b8g8", DType::f16, false, 64, h200).back(), HasSubstr("cuda_simt_codes"));
+  EXPECT_THAT(steps("e4m3r_u4og8", DType::f16, false, 64, h200).back(), HasSubstr("cuda_simt_codes"));
   EXPECT_THAT(steps("e4m3r_e4m3c", DType::e4m3, false, 64, h200).back(), HasSubstr("linear_any_e4m3_any__cuda_sm90_"));
 }
 

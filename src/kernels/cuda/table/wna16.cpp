@@ -450,7 +450,7 @@ GpuInfo gpu_of(const Problem& problem) {
 
 // Reading and computing overlap, so the longer of the two counts. The speeds are of one SM.
 double simt_cost_us(const GpuInfo& gpu, const Problem& p) {
-  constexpr double kDecoded = 2e4, kMultiplied = 1e5;  // a microsecond: weights; weights times tokens
+  constexpr double kDecoded = 2.4e4, kMultiplied = 5.5e4;  // a microsecond: weights; weights times tokens
   const double sms = std::max(1, gpu.sms), tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
   const double busy = std::min(1.0, 3.3 * tiles / sms);  // of few rows, about three SMs a tile
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k) / sms;

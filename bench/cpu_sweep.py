@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 
+import survey
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Activation type, schemes.
 MODES = [
@@ -35,6 +37,11 @@ def take(arguments, name, default):
     value = arguments[at + 1]
     del arguments[at:at + 2]
     return value
+
+
+def short(result):
+    """Four digits of each number, and no single rounds."""
+    return {key: survey.digits(value) if isinstance(value, float) else value for key, value in result.items() if key != "round_percents"}
 
 
 def main():
@@ -62,7 +69,8 @@ def main():
             for ceiling in ("read_gbytes_per_s", "f32_gflops", "bf16_gflops", "int8_gops"):  # at best, of all runs
                 merged["device"][ceiling] = max(merged["device"][ceiling], data["device"][ceiling])
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(merged, indent=2, ensure_ascii=False) + "\n")
+    merged["results"] = [short(result) for result in merged["results"]]
+    output.write_text(survey.text(merged, "results"))
     print(f"wrote {output}: {len(merged['results'])} results")
     return 0
 

@@ -3,7 +3,7 @@
 
 usage: bench/survey.py FILE...
 
-Rewrites each FILE that `nibble bench` wrote: a row for each layer, M, scheme and type, with the median of every kernel of `kernels` in `us`, the kernel that
+Rewrites each FILE that `nibble bench` wrote: a row for each layer, M, scheme and type, with the median of every kernel in `us`, by name or in the order of `kernels`, the kernel that
 the planner chose, the bytes that have to move and the medians of baselines; one row a line. Other files stay as they are.
 A file of a build whose sources were not committed is refused: nobody could measure it again.
 """
@@ -26,6 +26,12 @@ def digits(us):
     return float(f"{us:.4g}")
 
 
+def shorter(us, kernels):
+    """The times of a row by their kernels' names or, where that is shorter, in the order of `kernels`."""
+    listed = [us.get(kernel) for kernel in kernels]
+    return min(us, listed, key=lambda form: len(json.dumps(form)))
+
+
 def compact(data):
     """The survey of a benchmark."""
     rows = {}
@@ -39,13 +45,13 @@ def compact(data):
             row["baselines"] = {name: digits(us) for name, us in r["baselines"].items()}
     kernels = sorted({kernel for row in rows.values() for kernel in row["us"]})
     for row in rows.values():
-        row["us"] = [row["us"].get(kernel) for kernel in kernels]
+        row["us"] = shorter(row["us"], kernels)
     head = {key: value for key, value in data.items() if key not in ("schema", "results")}
     return {"survey": 2, **head, "kernels": kernels, "rows": list(rows.values())}
 
 
 def times(data, row):
-    """The time of each kernel that was measured. A survey lists its kernels once; the first version named them in every row."""
+    """The time of each kernel that was measured."""
     if isinstance(row["us"], dict):
         return row["us"]
     return {kernel: us for kernel, us in zip(data["kernels"], row["us"]) if us is not None}
@@ -76,10 +82,11 @@ def expand(data):
     return {**{key: value for key, value in data.items() if key != "rows"}, "results": results}
 
 
-def text(survey):
-    head = json.dumps({key: value for key, value in survey.items() if key != "rows"}, ensure_ascii=False, indent=1)
-    rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in survey["rows"])
-    return f'{head.removesuffix("}").rstrip()},\n "rows": [\n{rows}\n ]\n}}\n'
+def text(data, rows="rows"):
+    """JSON with one of data[rows] a line."""
+    head = json.dumps({key: value for key, value in data.items() if key != rows}, ensure_ascii=False, indent=1)
+    lines = ",\n".join("  " + json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in data[rows])
+    return f'{head.removesuffix("}").rstrip()},\n "{rows}": [\n{lines}\n ]\n}}\n'
 
 
 def main():

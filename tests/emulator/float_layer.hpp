@@ -75,7 +75,7 @@ struct FloatLayer {
         m(c.m),
         pitch(c.k + 8),
         random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
-        weight(c.n, c.k, c.codes, c.group, c.zeros, random),
+        weight(c.n, c.k, c.codes, c.group, c.zeros, random, c.zeros > ZeroKind::integer ? c.a_dtype : DType::f16),
         x(static_cast<std::size_t>(m * pitch)),
         order(static_cast<std::size_t>(c.k)),
         scales_tokens((c.m + c.n) % 3 == 0),

@@ -12,10 +12,11 @@
 
 namespace nibble::emulator {
 
-/// Random codes [n][k] of a type, scales and zeros of groups of `group` channels: none, integers, f16 offsets or f16 zeros. Scales are f16,
-/// of MXFP4, as e8m0's, bf16.
+/// Random codes [n][k] of a type, scales and zeros of groups of `group` channels: none, integers, offsets or float zeros. Scales, offsets and
+/// float zeros are f16 or, as asked and as MXFP4's, bf16: numbers that f16 holds, too.
 struct TileWeight {
   int n, k, bits, group;
+  DType float_type;
   ZeroKind kind;
   gpu_tile::Codes type;
   std::vector<int> codes;
@@ -23,21 +24,26 @@ struct TileWeight {
   std::vector<int> zeros;
   std::vector<std::uint8_t> records;
 
-  TileWeight(int n, int k, gpu_tile::Codes type, int group, ZeroKind kind, std::mt19937& random)
-      : n(n), k(k), bits(gpu_tile::bits(type)), group(group), kind(kind), type(type) {
+  TileWeight(int n, int k, gpu_tile::Codes type, int group, ZeroKind kind, std::mt19937& random, DType floats = DType::f16)
+      : n(n),
+        k(k),
+        bits(gpu_tile::bits(type)),
+        group(group),
+        float_type(type == gpu_tile::Codes::e2m1 && gpu_tile::span(group) > 16 ? DType::bf16 : floats),
+        kind(kind),
+        type(type) {
     const auto below = [&](int count) { return static_cast<int>(random() % static_cast<unsigned>(count)); };
     for (int i = 0; i < n * k; ++i) {
       codes.push_back(below(1 << bits));
       if (type == gpu_tile::Codes::e4m3) codes.back() &= 0xbf;  // none is NaN, and they are of one size about
     }
     for (int i = 0; i < n * groups(); ++i) {
-      const float scale = 0.001f * static_cast<float>(1 + below(100));
-      scales.push_back(to_f16(scale_type() == DType::bf16 ? to_f32(to_bf16(scale)) : scale));
+      scales.push_back(held(0.001f * static_cast<float>(1 + below(100))));
       zeros.push_back(kind == ZeroKind::integer ? below(1 << bits) : base());
-      offsets.push_back(to_f16(kind == ZeroKind::offset ? 0.01f * static_cast<float>(below(100)) : 0.0f));
+      offsets.push_back(held(kind == ZeroKind::offset ? 0.01f * static_cast<float>(below(100)) : 0.0f));
       if (kind == ZeroKind::real) {  // some are far from every code
         const float number = static_cast<float>(below(100));
-        offsets.back() = to_f16(below(8) > 0 ? 0.1f * number : 12.3f * (number - 50));
+        offsets.back() = held(below(8) > 0 ? 0.1f * number : 12.3f * (number - 50));
       }
     }
     pack();
@@ -74,15 +80,17 @@ struct TileWeight {
     return {.records = records.data(),
             .geometry = geometry(),
             .codes = type,
-            .scale_type = scale_type(),
+            .scale_type = float_type,
             .zero = kind,
-            .zero_type = DType::f16,
+            .zero_type = float_type,
             .zero_base = own || kind == ZeroKind::real || gpu_tile::are_floats(type) ? 0.0f : static_cast<float>(base()),
             .per_channel = group >= k};
   }
 
  private:
-  DType scale_type() const { return type == gpu_tile::Codes::e2m1 && gpu_tile::span(group) > 16 ? DType::bf16 : DType::f16; }
+  /// The number of the type of scales.
+  f16 held(float x) const { return to_f16(float_type == DType::bf16 ? to_f32(to_bf16(x)) : x); }
+  std::uint16_t stored(f16 x) const { return float_type == DType::bf16 ? to_bf16(to_f32(x)).bits : x.bits; }
   int base() const { return 1 << (bits - 1); }
   gpu_tile::Geometry geometry() const {
     return {.n = n,
@@ -106,12 +114,12 @@ struct TileWeight {
             static_cast<std::uint8_t>(record[place.byte] | codes[static_cast<std::size_t>(row * k + channel)] << place.shift);
         const std::size_t from = group_of(row, channel);
         const int slot = in_record / geo.span, position = gpu_tile::slot_position(in_tile);
-        const std::uint16_t scale = scale_type() == DType::f16 ? scales[from].bits : to_bf16(to_f32(scales[from])).bits;
+        const std::uint16_t scale = stored(scales[from]), offset = stored(offsets[from]);
         std::memcpy(record + geo.scale_offset(slot) + position * 2, &scale, 2);
         if (kind == ZeroKind::integer)
           record[geo.zero_offset(slot) + position] = static_cast<std::uint8_t>(zeros[from]);
         else if (kind != ZeroKind::none)
-          std::memcpy(record + geo.zero_offset(slot) + position * 2, &offsets[from], 2);
+          std::memcpy(record + geo.zero_offset(slot) + position * 2, &offset, 2);
       }
   }
 };

@@ -5,6 +5,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,9 @@ CLI::Validator between(T low, T high) {
   };
   return {check, ""};
 }
+
+/// No sign, which a count without one would take for a large number.
+inline CLI::Validator seed() { return between(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()); }
 
 /// The largest factor; with a larger one Gaussian activations exceed f16.
 inline CLI::Validator outlier_factor() { return between(1e-3f, 1e4f); }

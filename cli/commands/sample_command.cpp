@@ -81,7 +81,7 @@ void add_sample(CLI::App& app, Action& action) {
       ->type_name("NAME")
       ->capture_default_str()
       ->needs(experts);
-  command->add_option("--seed", options->spec.seed, "Seed of the weights")->type_name("N")->capture_default_str();
+  command->add_option("--seed", options->spec.seed, "Seed of the weights")->check(seed())->type_name("N")->capture_default_str();
   command->add_option("--dtype", options->dtype, "Type of the weights: f32, f16 or bf16")
       ->check(one_of({"f32", "f16", "bf16"}))
       ->type_name("TYPE")

@@ -340,7 +340,10 @@ void add_verify(CLI::App& app, Action& action) {
       ->check(outlier_factor())
       ->type_name("FACTOR")
       ->capture_default_str();
-  command->add_option("--seed", options->seed, "Seed of the random activations")->type_name("N")->capture_default_str();
+  command->add_option("--seed", options->seed, "Seed of the random activations")
+      ->check(seed())
+      ->type_name("N")
+      ->capture_default_str();
   add_threads(*command, options->threads);
   const std::vector<CLI::Option*> of_runs = command->get_options([](const CLI::Option* option) {
     return !option->get_positional() && !option->check_name("--help") && !option->check_name("--layer");

@@ -73,6 +73,8 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"bench", "--moe", "8,9,64,64"}, "a token has 9 of 8 experts; give a TOP_K up to EXPERTS"},
       {{"bench", "--moe", "8,8,64,64", "--routing", "uniform,empty"}, "so none is without one; give a smaller TOP_K"},
       {{"bench", "--moe", "8,2,64"}, "--moe"},
+      {{"sample", "--seed", "-1", "OUT"}, "'-1' is not a whole number from 0"},
+      {{"verify", "--seed", "-1", "DIR"}, "'-1' is not a whole number from 0"},
       {{"bench", "--moe", "8,2,0,64"}, "'0' is not a whole number from 1"},
       {{"bench", "--moe", "8,2,64,64", "--glu"}, "--moe"},
       {{"bench", "--moe", "8,2,64,64", "--routing", "zpf"},

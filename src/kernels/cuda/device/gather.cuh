@@ -17,9 +17,8 @@ struct GatherRule {
   bool vectors;           // rows begin at multiples of 16 bytes
   int k;
 
-  /// Whether kernels may copy rows 16 bytes at a time, and whether they multiply these copies as they are.
-  NIBBLE_HOST_DEVICE bool in_order() const { return perm == nullptr && vectors; }
-  NIBBLE_HOST_DEVICE bool copies_rows() const { return in_order() && prescale == nullptr; }
+  /// Whether kernels multiply rows as they are in memory, and may copy them 16 bytes at a time.
+  NIBBLE_HOST_DEVICE bool copies_rows() const { return perm == nullptr && prescale == nullptr && vectors; }
 };
 inline GatherRule gather_rule(const LinearTask& task) {
   const bool vectors = reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0 && task.x_stride % 8 == 0;

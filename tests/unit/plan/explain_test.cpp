@@ -190,10 +190,11 @@ TEST(Explain, Fp8ActivationsTakeTensorCores) {
     const Scheme scheme = *Scheme::parse(text);
     WeightDesc desc{.scheme = scheme.weight, .n = 4096, .k = 4096, .act_order = act_order, .prescale = is_compute_float(a_dtype)};
     if (scheme.weight.zero == ZeroKind::integer) desc.zero_type = DType::u8;
+    if (scheme.weight.zero == ZeroKind::offset) desc.zero_type = DType::f16;
     if (scheme.act.group == GroupShape::tensor()) desc.static_acts = StaticActs{0.02f, 0};
     const auto explained = explain(desc, {.a_dtype = a_dtype, .m_max = m, .act_scheme = scheme.act}, gpu);
     EXPECT_TRUE(explained.ok()) << explained.status().message();
-    return explained.ok() ? explained->buckets.back().steps : std::vector<std::string_view>();
+    return explained.ok() ? explained->buckets.back().steps : std::vector<std::string_view>{"none"};
   };
   for (const char* const text :
        {"e4m3r_u4b8g128", "e4m3t_u4b8g128", "e4m3g128_u4zg128", "e4m3r_u8b128c", "e4m3t_s8c", "e4m3r_e2m1g32"})
@@ -221,7 +222,7 @@ TEST(Explain, F32ActivationsTakeTensorCores) {
     if (scheme.zero == ZeroKind::offset) desc.zero_type = DType::f16;
     const auto explained = explain(desc, {.m_max = m}, gpu);
     EXPECT_TRUE(explained.ok()) << explained.status().message();
-    return explained.ok() ? explained->buckets.back().steps : std::vector<std::string_view>();
+    return explained.ok() ? explained->buckets.back().steps : std::vector<std::string_view>{"none"};
   };
   for (const char* const text : {"u4b8g128", "u4zg32", "u4og96", "u3b4g128", "s8c"})
     for (const DType scale : {DType::f16, DType::f32}) {

@@ -5,9 +5,8 @@
 //   codes → u − z in registers │ 2 · 4 wgmma, asynchronous │ codes → u − z ...                     36 instructions and more │ 8·n/2 cycles
 //   sums of a group → × its scale, added in f32                                                   n/2 instructions
 //
-// Few tokens are not worth a wgmma for each part: reading the weights from registers takes longer than the products. A box of high parts
-// and that of their low parts lie one behind the other, and one wgmma of twice as many tokens multiplies both; their sums are added
-// when they are scaled.
+// Of up to 32 tokens one wgmma multiplies both parts, as twice as many tokens, and reads the weights from registers once: a box of high
+// parts and that of their low parts lie one behind the other. Their sums are added when they are scaled.
 //
 // Weights would not be exact in f16, so that operands are u − z, or the value of a float, and sums are scaled. A group's sums begin anew, in
 // registers of their own: what tensor cores truncate stays small. A warpgroup needs twice the registers for that, and there are fewer

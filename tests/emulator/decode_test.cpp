@@ -75,6 +75,9 @@ constexpr Case kCases[] = {
     {{DType::f16, Codes::u4, 16, kInteger, 1, 136, 1056}, 1, 1},
     {{DType::bf16, Codes::u8, 48, kOffset, 12, 72, 960}, 16, 2},
     {{DType::f16, Codes::u4, 128, kInteger, 1, 136, 1024, false, true}, 1, 1},
+    {{DType::bf16, Codes::u4, 128, kNone, 7, 328, 4096, false, true}, 8, 1},
+    {{DType::f16, Codes::u8, 128, kInteger, 12, 136, 3072, false, true}, 8, 3},
+    {{DType::f16, Codes::u4, 128, kInteger, 20, 72, 640, false, true}, 16, 1},
     {{DType::bf16, Codes::u4, 128, kNone, 7, 72, 652, true, true}, 8, 2},
 };
 INSTANTIATE_TEST_SUITE_P(Decode, EmulatedDecode, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });

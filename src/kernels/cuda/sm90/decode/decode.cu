@@ -26,6 +26,12 @@ DecodeKernel kernel_for(const LinearTask& task, int tokens) {
   return tokens <= 8 ? kernel_for<1, __half>(known, codes) : kernel_for<2, __half>(known, codes);
 }
 
+/// Whether the factors of a prescale take a stage's place: they fit, and two stages are left.
+bool fetches_factors(const gpu_tile::Geometry& geo, const DecodeConfig& config, int tokens) {
+  return tokens <= 8 && config.stages > 2 &&
+         longest_slice(geo, config.split) * gpu_tile::kChannels * 4 <= kDecodeWarps * geo.record_bytes();
+}
+
 }  // namespace
 
 cudaError_t ring_room_sm90(RingRoom& room) {
@@ -43,7 +49,10 @@ cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& confi
     const int m = std::min(config.tokens, task.m - done);
     p.first_token = done;
     const Activations x = activations(task, done, m);
-    p.x = {x, x.rule.copies_rows() && geo.k % gpu_tile::kChannels == 0};
+    const bool in_order = x.rule.perm == nullptr && x.rule.vectors && geo.k % gpu_tile::kChannels == 0;
+    const bool bulk = in_order && (x.rule.prescale == nullptr || fetches_factors(geo, config, m));
+    p.x = {x, bulk, bulk ? x.rule.prescale : nullptr};
+    p.stages = config.stages - (p.x.factors != nullptr ? 1 : 0);
     const DecodeKernel kernel = kernel_for(task, m);
     if (kernel == nullptr) return cudaErrorInvalidValue;
     if (const cudaError_t e = launch_ring(*kernel, p, config, stream)) return e;

@@ -1,5 +1,8 @@
-// Decode on Hopper with f16 or bf16 activations as they are, in the ring of decode_ring.cuh. A CTA's slice of them is fetched by bulk
-// copies, or gathered where channels are permuted or multiplied by a prescale, K is no multiple of a record, or rows are not aligned.
+// Decode on Hopper with f16 or bf16 activations, in the ring of decode_ring.cuh. A CTA's slice of them is fetched by bulk copies, or gathered
+// where channels are permuted, K is no multiple of a record, or rows are not aligned.
+//
+// A prescale of up to 8 tokens is fetched, too, as constants are, before the previous kernel has ended: into the last stage of the ring's
+// memory, which records then do without. The multiplying warps multiply the slice in place.
 #pragma once
 
 #include "kernels/cuda/sm90/decode/decode_ring.cuh"
@@ -8,7 +11,8 @@
 namespace nibble::cuda {
 
 struct FloatActs : Activations {
-  bool bulk;  // can be fetched by bulk copies
+  bool bulk;             // can be fetched by bulk copies
+  const float* factors;  // of channels [K], fetched by bulk copies; null: none, or gathering multiplies by them
 };
 using DecodeKernel = const Launchable<RingParams<FloatActs>>*;
 /// The kernel for codes that are floats; null beyond 8 tokens.
@@ -17,6 +21,22 @@ DecodeKernel decode_float_codes(Codes codes, Known known, DType act, int tokens)
 cudaError_t decode_experts_sm90(const LinearTask& task, const DecodeConfig& config, cudaStream_t stream);
 
 namespace {
+
+/// Multiplies `channels` activations of each token in shared memory by their channels' factors, each product rounded to `type`; a token
+/// begins every `pitch` bytes. Out of line, as gather_apart is.
+__device__ __noinline__ void prescale_slice(std::uint32_t x, int pitch, int tokens, std::uint32_t factors, int channels,
+                                            DType type) {
+  for (int first = 8 * threadIdx.x; first < channels; first += 8 * kMultipliers) {
+    const uint4 low = ptx::load_shared16(factors + 4 * first), high = ptx::load_shared16(factors + 4 * first + 16);
+    const EightFactors eight{{__uint_as_float(low.x), __uint_as_float(low.y), __uint_as_float(low.z), __uint_as_float(low.w),
+                              __uint_as_float(high.x), __uint_as_float(high.y), __uint_as_float(high.z),
+                              __uint_as_float(high.w)}};
+    for (int token = 0; token < tokens; ++token) {
+      const std::uint32_t at = x + token * pitch + 2 * first;
+      ptx::store_shared16(at, times(ptx::load_shared16(at), eight, type));
+    }
+  }
+}
 
 template <Known kKnown, int kTokenTiles, class Act, Codes kCodes>
 struct Decode {
@@ -38,6 +58,13 @@ struct Decode {
   __device__ static __forceinline__ float2 sum(const float* part, int m, int token, int row) {
     return sum_parts<Act, kCodes>(part, m, token, row);
   }
+  __device__ static __forceinline__ bool has_factors(const Params& p) { return kTiles == 1 && p.x.factors != nullptr; }
+  __device__ static __forceinline__ void request_factors(const Params& p, int first, int records, std::uint32_t to,
+                                                         std::uint32_t x_full) {
+    const int bytes = records * gpu_tile::kChannels * 4;
+    ptx::barrier_arrive_expect(x_full, bytes);
+    ptx::bulk_copy(to, p.x.factors + first * gpu_tile::kChannels, bytes, x_full, ptx::evict_last());
+  }
   __device__ static __forceinline__ bool requests(const Params& p) { return p.x.bulk; }
   __device__ static __forceinline__ void request(const Params& p, int first, int records, std::uint32_t to, std::uint32_t x_full,
                                                  int lane) {
@@ -47,9 +74,13 @@ struct Decode {
     const auto* x = static_cast<const std::uint16_t*>(p.x.x) + first * gpu_tile::kChannels;
     if (lane < p.x.m) ptx::bulk_copy(to + lane * p.x_pitch, x + lane * p.x.stride, bytes, x_full, ptx::evict_last());
   }
-  __device__ static __forceinline__ void fetch(const Params& p, int first, int records, std::uint32_t x, std::uint32_t x_full) {
+  __device__ static __forceinline__ void fetch(const Params& p, int first, int records, std::uint32_t x, std::uint32_t factors,
+                                               std::uint32_t x_full) {
     if (p.x.bulk) {
       ptx::barrier_wait(x_full, 0);
+      if (!has_factors(p)) return;
+      prescale_slice(x, p.x_pitch, p.x.m, factors, records * gpu_tile::kChannels, p.x.rule.type);
+      ptx::named_barrier(1, kMultipliers);
     } else {
       ptx::wait_for_predecessors();
       stage_activations(p.x, first * gpu_tile::kChannels, records * gpu_tile::kChannels, x, p.x_pitch, threadIdx.x, kMultipliers);

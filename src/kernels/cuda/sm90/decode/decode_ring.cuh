@@ -20,6 +20,7 @@
 //   kTiles         of 8 tokens
 //   place(i)       the kPlaces addresses where a lane finds activations of the slice's first record; record_bytes(i) on, those of the next
 //   multiply, sum  of a record; of a row's parts
+//   request_factors  if it has_factors(): by the producer, before the previous kernel has ended: starts the copy of what x is multiplied by
 //   request        if it requests(): by the first finishing warp, after the previous kernel has ended: starts the copy of x
 //   fetch          by the multiplying warps: on return x is in shared memory or, with kQuantizes, A may be read and other CTAs written to
 //   quantize       with kQuantizes: by the multiplying warps before their first tile, and in the dummy iteration: A → codes
@@ -64,12 +65,15 @@ struct Produce : DecodeCta<Work> {
       ptx::barrier_init(this->part_empty(b), Base::kFinishingThreads);
     }
     for (int b = 0; b < kInboxes; ++b) ptx::barrier_init(this->inbox_full(b), 1);
-    ptx::barrier_init(this->x_full(), 1);
+    ptx::barrier_init(this->x_full(), Work::has_factors(p) ? 2 : 1);
     ptx::barrier_init(this->x_requested(), 1);
     ptx::barrier_init_fence();
   }
   /// Requests the first records: their latency is the longest.
-  __device__ void request_first() const { request(0, first_stage, 0, ptx::evict_first()); }
+  __device__ void request_first() const {
+    request(0, first_stage, 0, ptx::evict_first());
+    if (Work::has_factors(p)) Work::request_factors(p, this->first_record, records, this->factors(), this->x_full());
+  }
   __device__ void run() const {
     const std::uint64_t policy = ptx::evict_first();
     if (Work::requests(p)) ptx::barrier_wait_briefly(this->x_requested(), 0, kPatience);
@@ -139,7 +143,7 @@ struct Multiply : DecodeCta<Work> {
         continue;
       }
       if (Work::kQuantizes) this->end_warm_up();
-      Work::fetch(p, this->first_record, records, this->x(), this->x_full());
+      Work::fetch(p, this->first_record, records, this->x(), this->factors(), this->x_full());
     }
   }
 };

@@ -75,6 +75,11 @@ ConvGeometry random_geometry(std::uint64_t seed, Isa isa) {
     if (isa == Isa::sm90) {
       g.groups = 1;
       g.in_channels = 64 * dice.in(1, 2);
+      if (dice.in(0, 1) == 0) {  // pointwise, of NCHW images that TMA can read as they lie
+        g.filter = g.stride = g.dilation = {1, 1};
+        g.padding = {};
+        g.width = 8 * dice.in(1, 4);
+      }
     }
     if (isa == Isa::sm80) {
       g.groups = std::min<std::int64_t>(g.groups, 2);

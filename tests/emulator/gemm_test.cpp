@@ -22,12 +22,14 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 #include "kernels/cuda/sm90/gemm/gemm_f16.cu"
 #include "kernels/cuda/sm90/gemm/gemm_f16_float_codes.cu"
 #include "kernels/cuda/sm90/gemm/gemm_patches_f16.cu"
+#include "kernels/cuda/sm90/gemm/gemm_planar_f16.cu"
 
 namespace nibble::cuda {
 
 // Kernels that no test needs.
 GemmKernel gemm_sm90_patches_bf16(int, const RecordFormat&) { return nullptr; }
 GemmKernel gemm_sm90_patches_f16_float_codes(int, const RecordFormat&) { return nullptr; }
+GemmKernel gemm_sm90_planar_bf16(int, const RecordFormat&) { return nullptr; }
 
 namespace {
 
@@ -177,22 +179,61 @@ struct ConvCase {
   emulator::ConvShape shape;
   int group, tokens, split;
   bool prescaled = false;
+  bool planar = false;  // pointwise, of images in NCHW, which are read as they lie: there is no scratch memory for them
 };
 
-class EmulatedGemmConv : public testing::TestWithParam<ConvCase> {};
+class EmulatedGemmConv : public testing::TestWithParam<ConvCase> {
+ protected:
+  EmulatedGemmConv() : conv_(GetParam().shape, GetParam().group, GetParam().prescaled), scratch_(GetParam().tokens) {
+    emulator::use_shared_memory(shared);
+    task_ = conv_.task();
+    images_ = conv_.scratch(task_);
+    task_.scratch_end = scratch_.end();
+    if (!GetParam().planar) return;
+    const int pixels = GetParam().shape.pixels(), channels = GetParam().shape.channels;
+    planar_.resize(conv_.x.size() / 8);
+    auto* const x = reinterpret_cast<std::uint16_t*>(planar_.data());
+    for (std::size_t i = 0; i < conv_.x.size(); ++i) {
+      const int channel = static_cast<int>(i) % channels, pixel = static_cast<int>(i) / channels;
+      x[(pixel / pixels * channels + channel) * pixels + pixel % pixels] = conv_.x[i];
+    }
+    task_.x = x;
+    task_.a = {pixels * channels, 1, pixels};
+    task_.scratch = nullptr;
+  }
+  static cudaError_t launch(const ConvTask& task) {
+    return conv_gemm_sm90(task, {.tokens = GetParam().tokens, .split = GetParam().split}, nullptr);
+  }
+
+  emulator::FloatConv conv_;
+  emulator::StreamKMemory scratch_;
+  ConvTask task_;
+  std::vector<std::uint32_t> images_;
+  std::vector<uint4> planar_;  // aligned
+};
 
 TEST_P(EmulatedGemmConv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
-  emulator::use_shared_memory(shared);
-  const emulator::FloatConv conv(c.shape, c.group, c.prescaled);
-  emulator::StreamKMemory scratch(c.tokens);
-  ConvTask task = conv.task();
-  const auto images = conv.scratch(task);
-  task.scratch_end = scratch.end();
   c.shape.expect_sums(
-      task, [&](const ConvTask& t) { return conv_gemm_sm90(t, {.tokens = c.tokens, .split = c.split}, nullptr); },
-      [&](std::size_t i) { return conv.act_f16(i); },
-      [&](int n, int k) { return multiplied(conv.weight, DType::f16, c.tokens, n, k).value; }, 0x1p-20);
+      task_, launch, [&](std::size_t i) { return conv_.act_f16(i); },
+      [&](int n, int k) { return multiplied(conv_.weight, DType::f16, c.tokens, n, k).value; }, 0x1p-20);
+}
+
+TEST_P(EmulatedGemmConv, StoresHalvesWhereItStoresFloats) {
+  const emulator::ConvShape& shape = GetParam().shape;
+  const auto size = static_cast<std::size_t>(shape.images * shape.pixels() * shape.outputs);
+  std::vector<float> floats(size);
+  std::vector<uint4> memory(size / 8 + 2);
+  auto* const halves = reinterpret_cast<std::uint16_t*>(memory.data());
+  std::fill_n(halves, size + 8, std::uint16_t{0xa5a5});
+  task_.epilogue.d_stride = task_.d.pixel;
+  task_.epilogue.d = floats.data();
+  ASSERT_EQ(launch(task_), cudaSuccess);
+  task_.epilogue.d = halves;
+  task_.epilogue.out = DType::f16;
+  ASSERT_EQ(launch(task_), cudaSuccess);
+  for (std::size_t i = 0; i < size; ++i) ASSERT_EQ(halves[i], to_f16(floats[i]).bits) << i;
+  for (std::size_t i = size; i < size + 8; ++i) ASSERT_EQ(halves[i], 0xa5a5) << "written past D";
 }
 
 // Strides, dilations, tiles that begin within an image and end in another.
@@ -202,6 +243,9 @@ constexpr ConvCase kConvs[] = {
     {{3, 10, 10, 192, 64, 3, 1, 2, 2, false}, 64, 256, kStreamK},
     {{2, 9, 7, 64, 72, 3, 1, 1, 1, false}, 16, 64, 1},
     {{2, 9, 7, 64, 72, 3, 1, 1, 1, false}, 64, 64, 1, true},
+    {{3, 8, 7, 192, 72, 1, 1, 0, 1, true}, 64, 64, 1, false, true},
+    {{2, 12, 12, 64, 200, 1, 1, 0, 1, true}, 128, 128, 2, false, true},
+    {{3, 8, 9, 320, 64, 1, 1, 0, 1, true}, 64, 256, kStreamK, false, true},
 };
 INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemmConv, testing::ValuesIn(kConvs));
 

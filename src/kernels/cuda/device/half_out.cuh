@@ -47,7 +47,8 @@ struct HalfRounds {
   const epilogue::Element& e;
   int m, n;                                   // D's
   int first_row;                              // of D
-  int pixels;                                 // of an image
+  int image_tokens;                           // from one image to the next
+  int unused;                                 // of them, after the pixels
   std::int64_t image_stride, channel_stride;  // pixels side by side
   bool fours;
   std::uint32_t buffers;  // two
@@ -90,23 +91,24 @@ struct HalfRounds {
   __device__ void flush(int round, int block, int first, int tokens) const {
     ptx::named_barrier(barrier, 128);  // the next writers of the buffer pass another barrier first
     // Keeps the compiler from computing addresses before the products, which need the registers.
-    const int lane = opaque(this->lane), pixels = opaque(this->pixels);
+    const int lane = opaque(this->lane), image_tokens = opaque(this->image_tokens);
     const std::uint32_t from = buffer(round);
     auto* const d = static_cast<std::uint16_t*>(e.d);
     if constexpr (kPixels) {
       const int unit = lane % kRoundUnits, token = first + unit * 8;
-      const auto at = [&](int t) { return d + (t / pixels * image_stride + t % pixels); };
+      const auto at = [&](int t) { return d + (t / image_tokens * image_stride + t % image_tokens); };
+      const auto stored = [&](int t) { return t < m && (unused == 0 || t % image_tokens < image_tokens - unused); };
       std::uint16_t *const low = at(token), *const high = fours ? at(token + 4) : low + 4;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int row = warp * 8 + lane / kRoundUnits + 32 * i, channel = block * gpu_tile::kRows + row;
-        if (channel >= n || unit * 8 >= tokens || token >= m) continue;
+        if (channel >= n || unit * 8 >= tokens || !stored(token)) continue;
         const uint4 v = ptx::load_shared16(from + row * (kRoundTokens * 2) + (unit ^ row / 2 % kRoundUnits) * 16);
         if (!fours) {
           *reinterpret_cast<uint4*>(low + channel * channel_stride) = v;
         } else {
           *reinterpret_cast<uint2*>(low + channel * channel_stride) = {v.x, v.y};
-          if (token + 4 < m) *reinterpret_cast<uint2*>(high + channel * channel_stride) = {v.z, v.w};
+          if (stored(token + 4)) *reinterpret_cast<uint2*>(high + channel * channel_stride) = {v.z, v.w};
         }
       }
     } else {

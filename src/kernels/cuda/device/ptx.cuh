@@ -259,6 +259,15 @@ __device__ inline void load_box(std::uint32_t to, const void* map, int column, i
       "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
       : "memory");
 }
+/// The same of a 3-D box.
+__device__ inline void load_box(std::uint32_t to, const void* map, int column, int row, int plane, std::uint32_t barrier,
+                                std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4}], "
+      "[%5], %6;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(plane), "r"(barrier), "l"(policy)
+      : "memory");
+}
 /// A box of as many channels and pixels as the map says, in steps of its strides; elements outside become zero (tensor_map.hpp).
 __device__ inline void load_patches(std::uint32_t to, const void* map, const PatchBox& box, std::uint32_t barrier,
                                     std::uint64_t policy) {

@@ -42,6 +42,19 @@ inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int6
                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/// Images [B,C,pixels] of f16 or bf16, channels and images so many bytes apart: boxes of 64 pixels × 64 channels, with the 128-byte swizzle.
+inline bool describe_planar(CUtensorMap& map, DType type, const void* x, std::int64_t image_pitch, std::int64_t channel_pitch,
+                            std::int64_t images, std::int64_t channels, std::int64_t pixels) {
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(pixels), static_cast<cuuint64_t>(channels),
+                               static_cast<cuuint64_t>(images)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(channel_pitch), static_cast<cuuint64_t>(image_pitch)};
+  const cuuint32_t box[3] = {kPlanarPixels, kPatchChannels, 1}, steps[3] = {1, 1, 1};
+  static const auto encode = of_driver<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  return encode != nullptr && encode(&map, element_of(type), 3, const_cast<void*>(x), sizes, strides, box, steps,
+                                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 /// Patches of images [B,H,W,C] of f16, bf16 or s8, channels side by side and pixels `pitch` bytes apart: boxes of `tokens` output pixels ×
 /// `channels`, one element of the filter at a time. Boxes of 128 bytes a pixel have the 128-byte swizzle, of 64 bytes the 64-byte swizzle,
 /// narrower ones none.

@@ -1,7 +1,8 @@
 // D[64,N] += A[64,16] · B[16,N] by a warpgroup: A in registers, B in shared memory, 16-bit operands, f32 sums.
 //
 // A is held by four warps, as four m16k16 fragments of mma.sync (gpu_tile.hpp). B is N rows of 64 channels, 128 bytes each, as TMA leaves
-// them with the 128-byte swizzle. A lane's sums d[4j … 4j+3]: rows g, g, g+8, g+8 of its warp's 16, columns 8j + 2t and 8j + 2t + 1.
+// them with the 128-byte swizzle, or planar (wgmma_planar_low): for every 64 columns, 64 rows of that many, a row a channel. A lane's sums
+// d[4j … 4j+3]: rows g, g, g+8, g+8 of its warp's 16, columns 8j + 2t and 8j + 2t + 1.
 //
 // The instruction is asynchronous: it reads its operands and writes its sums until wgmma_wait returns.
 #pragma once
@@ -44,6 +45,11 @@ __device__ inline std::uint64_t wgmma_operand(std::uint32_t low) {
   return operand;
 }
 
+/// The same for a planar B: a channel's 64 columns are 128 bytes, the next 64 columns begin kWgmmaPlanarBytes on. Every 16 channels are
+/// kWgmmaPlanarStep bytes more.
+constexpr std::uint32_t kWgmmaPlanarBytes = 64 * 128, kWgmmaPlanarStep = 16 * 128;
+__device__ inline std::uint32_t wgmma_planar_low(std::uint32_t address) { return address >> 4 | kWgmmaPlanarBytes / 16 << 16; }
+
 /// The same for the rows that `high` describes.
 __device__ inline std::uint64_t wgmma_operand(std::uint32_t low, std::uint32_t high) {
   std::uint64_t operand;
@@ -84,20 +90,20 @@ struct Wgmma;
 #define NIBBLE_SUMS_64(i) NIBBLE_SUMS_32(i), NIBBLE_SUMS_32(i + 32)
 #define NIBBLE_SUMS_128(i) NIBBLE_SUMS_64(i), NIBBLE_SUMS_64(i + 64)
 
-#define NIBBLE_WGMMA_TYPE(kN, type, keep, sums, a0, a1, a2, a3, b0)                                      \
+#define NIBBLE_WGMMA_TYPE(kN, type, keep, sums, a0, a1, a2, a3, b0, t0)                                  \
   asm volatile("{.reg .pred none; setp.ne.b32 none, 0, 0; wgmma.mma_async.sync.aligned.m64n" #kN "k16.f32." type "." type " {" NIBBLE_NAMES_##sums \
-               "}, {%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "}, %" #b0 ", " #keep ", 1, 1, 0;}"                 \
+               "}, {%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "}, %" #b0 ", " #keep ", 1, 1, %" #t0 ";}"         \
                : NIBBLE_SUMS_##sums(0)                                                                   \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define NIBBLE_WGMMA_FUNCTION(name, keep, kN, sums, a0, a1, a2, a3, b0)                                                \
-  template <class Act>                                                                                                 \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kPlanar))
+#define NIBBLE_WGMMA_FUNCTION(name, keep, kN, sums, a0, a1, a2, a3, b0, t0)                                            \
+  template <class Act, int kPlanar = 0>                                                                                \
   __device__ static __forceinline__ void name(float (&d)[sums], const std::uint32_t (&a)[4], std::uint64_t b) {        \
     if constexpr (std::is_same_v<Act, __half>)                                                                         \
-      NIBBLE_WGMMA_TYPE(kN, "f16", keep, sums, a0, a1, a2, a3, b0);                                                    \
+      NIBBLE_WGMMA_TYPE(kN, "f16", keep, sums, a0, a1, a2, a3, b0, t0);                                                \
     else                                                                                                               \
-      NIBBLE_WGMMA_TYPE(kN, "bf16", keep, sums, a0, a1, a2, a3, b0);                                                   \
+      NIBBLE_WGMMA_TYPE(kN, "bf16", keep, sums, a0, a1, a2, a3, b0, t0);                                                   \
   }
-/// begin: d = a · b; add: d += a · b.
+/// begin: d = a · b; add: d += a · b. kPlanar: 1 where b is planar, else 0.
 #define NIBBLE_WGMMA(kN, ...)                       \
   template <>                                       \
   struct Wgmma<kN> {                                \
@@ -105,11 +111,11 @@ struct Wgmma;
     NIBBLE_WGMMA_FUNCTION(add, 1, kN, __VA_ARGS__)  \
   };
 
-NIBBLE_WGMMA(16, 8, 8, 9, 10, 11, 12)
-NIBBLE_WGMMA(32, 16, 16, 17, 18, 19, 20)
-NIBBLE_WGMMA(64, 32, 32, 33, 34, 35, 36)
-NIBBLE_WGMMA(128, 64, 64, 65, 66, 67, 68)
-NIBBLE_WGMMA(256, 128, 128, 129, 130, 131, 132)
+NIBBLE_WGMMA(16, 8, 8, 9, 10, 11, 12, 13)
+NIBBLE_WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
+NIBBLE_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
+NIBBLE_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
+NIBBLE_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 
 // clang-format on
 #undef NIBBLE_WGMMA

@@ -399,6 +399,14 @@ double reorder_us(const Kernel& self, const GpuInfo& gpu, const Problem& p) {
   return bytes == 0 ? 0.0 : copy_us(gpu, 2 * bytes);
 }
 
+/// Whether sm_90's kernels read images as they lie in NCHW (conv_gemm_sm90), if their rows begin where TMA can read.
+bool reads_planar(const Problem& p) {
+  const bool planar = p.input == ImageLayout::nchw && p.output == ImageLayout::nchw && is_pointwise(patches_of(p.geometry)) &&
+                      pixels(p.geometry) % 8 == 0 && !p.prescales_k;
+  return planar && has_usual_constants(p) && !gpu_tile::are_floats(gpu_tile::stored_codes(p.scheme.codes)) &&
+         gpu_tile::span(p.scheme.group.k) >= 32;
+}
+
 double direct_cost_us(const Kernel&, const Problem& p) {
   constexpr double kProducts = 4e4;  // of an SM in a microsecond: an estimate
   const GpuInfo gpu = gpu_of(p);
@@ -428,7 +436,7 @@ double conv_sm80_cost_us(std::span<const Sm80Shape> shapes, const GpuInfo& gpu, 
 
 double sm90_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = gpu_of(p);
-  return gemm_sm90_cost_us(self.tile, gpu, p) + reorder_us(self, gpu, p);
+  return gemm_sm90_cost_us(self.tile, gpu, p) + (reads_planar(p) ? 0 : reorder_us(self, gpu, p));
 }
 
 double sm80_cost_us(const Kernel& self, const Problem& p) {

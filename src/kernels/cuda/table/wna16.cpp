@@ -166,12 +166,6 @@ Status accepts_decode(const Kernel& self, const Problem& p) {
   return p.experts == 0 ? Status() : accepts_decode_experts(self, p);
 }
 
-/// Whether scales and zeros are of the kinds for which the wgmma kernels have fast paths (constants_path).
-bool has_usual_constants(const Problem& p) {
-  const DType scale = gpu_tile::stored_scale(p.scheme.scale);
-  return scale != DType::f32 && p.scheme.zero <= ZeroKind::integer && (p.a_dtype != DType::f16 || scale == DType::f16);
-}
-
 /// The weights of experts for which there are kernels: those that checkpoints have.
 Status accepts_wgmma_experts(const Problem& p) {
   const int span = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).span;
@@ -416,6 +410,11 @@ bool has_whole_records(const Problem& p) {
 }
 
 }  // namespace
+
+bool has_usual_constants(const Problem& p) {
+  const DType scale = gpu_tile::stored_scale(p.scheme.scale);
+  return scale != DType::f32 && p.scheme.zero <= ZeroKind::integer && (p.a_dtype != DType::f16 || scale == DType::f16);
+}
 
 Status accepts_one_weight(const Kernel& self, const Problem& p) {
   if (self.variant != kOfExperts || p.experts != 0) return {};

@@ -28,6 +28,8 @@ Status accepts_one_weight(const Kernel& self, const Problem& p);
 Status accepts_slots(const Problem& p, int shortest);
 /// Refuses codes that no kernel decodes in registers.
 Status accepts_decoded_codes(const Problem& p);
+/// Whether scales and zeros are of the kinds for which the wgmma kernels have fast paths (constants_path).
+bool has_usual_constants(const Problem& p);
 /// Refuses weights that the wgmma kernels of 16-bit activations do not decode.
 Status accepts_wgmma_weight(const Problem& p);
 

@@ -10,6 +10,8 @@ namespace nibble::cuda {
 
 /// The channels of a pixel in a TMA box, or half of them: 128 bytes of 16-bit floats, 64 or 128 of codes.
 constexpr int kPatchChannels = 64;
+/// The pixels of a channel in a TMA box of images whose pixels are side by side: 128 bytes of 16-bit floats.
+constexpr int kPlanarPixels = 64;
 
 struct Patches {
   int channels = 0;  // of a pixel and group; 0: no convolution, tokens are rows of a matrix
@@ -22,6 +24,12 @@ struct Patches {
 
   NIBBLE_HOST_DEVICE constexpr int pixels() const { return out_height * out_width; }  // of an output image
 };
+
+/// Whether an output pixel is made of the input pixel in its place.
+NIBBLE_HOST_DEVICE constexpr bool is_pointwise(const Patches& p) {
+  return p.filter_h == 1 && p.filter_w == 1 && p.stride_h == 1 && p.stride_w == 1 && p.groups == 1 && p.top == 0 &&
+         p.bottom == 0 && p.left == 0 && p.right == 0;
+}
 
 /// The corner of output pixel `token` of all images in its image, padding counted: may be negative.
 struct Corner {

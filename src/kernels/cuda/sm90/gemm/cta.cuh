@@ -49,6 +49,7 @@ template <class Params, int kPassTokens, int kWarpgroups, bool kReads, bool kFro
 struct Cta {
   static constexpr int kTokens = kPassTokens, kGroups = kWarpgroups, kThreads = kGroupThreads * (kGroups + 1);
   static constexpr bool kPatches = kFromPatches, kExperts = kOfExperts;
+  static constexpr bool kPlanar = false;                // whether pixels of a channel are read side by side (gemm_stages.cuh)
   static constexpr bool kLooksAhead = false;            // whether consume() finds the next pass, while the last products run
   static constexpr int kUnits = kTokens / kUnitTokens;  // of a row block
   static constexpr int kReleasing = kReads ? 4 : 1;     // warps of a warpgroup

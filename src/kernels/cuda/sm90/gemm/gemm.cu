@@ -168,12 +168,44 @@ cudaError_t linear_pairs_sm90(const PairTask& task, const GemmConfig& config, cu
   return launch(kernel, p, {.tokens = config.tokens, .pairs = true}, task.scratch_end, stream);
 }
 
+namespace {
+
+/// The kernel that reads NCHW images as they lie; null where there is none: it is of pointwise convolutions, whose D is NCHW, too.
+GemmKernel planar_kernel(const ConvTask& task, const RecordFormat& format, int tokens) {
+  const ImageStrides& a = task.a;
+  const auto is_pitch = [](std::int64_t elements) { return elements > 0 && elements % 8 == 0; };  // of TMA
+  if (!is_pointwise(task.patches) || task.prescale != nullptr || a.pixel != 1 || task.d.channel == 1 || !is_pitch(a.channel) ||
+      (task.images > 1 && !is_pitch(a.image)) || reinterpret_cast<std::uintptr_t>(task.x) % 16 != 0)
+    return nullptr;
+  return task.a_dtype == DType::f16    ? gemm_sm90_planar_f16(tokens, format)
+         : task.a_dtype == DType::bf16 ? gemm_sm90_planar_bf16(tokens, format)
+                                       : nullptr;
+}
+
+cudaError_t run_planar(const ConvTask& task, GemmKernel kernel, const GemmConfig& config, cudaStream_t stream) {
+  const Patches& patches = task.patches;
+  const int pixels = patches.pixels(), image_tokens = (pixels + kPlanarPixels - 1) / kPlanarPixels * kPlanarPixels;
+  GemmParams p = params(task, task.images * image_tokens, config);
+  p.scale_after = task.weight.per_channel && task.weight.zero != ZeroKind::offset;
+  p.patches = patches;
+  p.unused_tokens = image_tokens - pixels;
+  describe_store(task, p);
+  const std::int64_t image_pitch = task.images == 1 ? task.a.channel * patches.channels : task.a.image;
+  if (!describe_planar(p.x, task.a_dtype, task.x, image_pitch * 2, task.a.channel * 2, task.images, patches.channels, pixels))
+    return cudaErrorInvalidValue;
+  return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
+}
+
+}  // namespace
+
 cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream) {
   const Patches& patches = task.patches;
   const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
   if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || patches.groups != 1 ||
       patches.channels % kPatchChannels != 0)
     return cudaErrorInvalidValue;
+  if (const GemmKernel kernel = planar_kernel(task, record_format(task.weight), config.tokens))
+    return run_planar(task, kernel, config, stream);
   const void* x = task.x;
   std::int64_t pitch = task.a.pixel * 2;
   if (task.a.channel != 1 || task.prescale != nullptr) {

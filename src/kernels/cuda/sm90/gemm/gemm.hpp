@@ -76,6 +76,7 @@ struct GemmParams {
   std::int64_t fold_pitch;    // bytes between folds
   const float* token_scales;  // of codes, null: they are in the terms; of pairs
   Patches patches;            // of a convolution
+  int unused_tokens;          // of planar images: tokens of each after its pixels, up to a multiple of kPlanarPixels
   CUtensorMap pixel_terms;    // of its codes, instead of `terms`: 16 bytes a box
   int box_channels;           // of its codes
   int images;
@@ -94,6 +95,9 @@ GemmKernel gemm_sm90_bf16(int tokens, const RecordFormat& format);
 /// The kernel for patches: 64, 128 or 256 tokens.
 GemmKernel gemm_sm90_patches_f16(int tokens, const RecordFormat& format);
 GemmKernel gemm_sm90_patches_bf16(int tokens, const RecordFormat& format);
+/// The kernel for planar (NCHW) images and pointwise filters: 64, 128 or 256 tokens; null when there is none.
+GemmKernel gemm_sm90_planar_f16(int tokens, const RecordFormat& format);
+GemmKernel gemm_sm90_planar_bf16(int tokens, const RecordFormat& format);
 /// The kernels for rows of experts: 16, 32, 64 or 128 tokens.
 GemmKernel gemm_sm90_experts_f16(int tokens, const RecordFormat& format);
 GemmKernel gemm_sm90_experts_bf16(int tokens, const RecordFormat& format);

@@ -60,9 +60,11 @@ struct FloatProducts : GemmStages<T> {
     const int stages = p.stages;
     const int stage_bytes = kGroups * p.format.bytes, slots = p.format.slots_offset;
     const std::uint32_t first = records(0) + (row_group() * depth() + k_index()) * p.format.bytes;
-    const std::uint32_t first_operand = wgmma_operand_low(act(0) + k_index() * T::kActBytes),
+    const std::uint32_t acts = act(0) + k_index() * T::kActBytes,
+                        first_operand = T::kPlanar ? wgmma_planar_low(acts) : wgmma_operand_low(acts),
                         stage_operand = depth() * (T::kActBytes / 16);
-    constexpr int kBuffers = 2;  // of fragments: one is filled, one multiplied
+    constexpr int kOperandStep = T::kPlanar ? kWgmmaPlanarStep : 32;  // bytes of 16 channels
+    constexpr int kBuffers = 2;                                       // of fragments: one is filled, one multiplied
     constexpr int kSets = kFine ? gpu_tile::kChannels / kHalves / kSetChannels : 1;  // of constants, of a half
     const int span_shift = 31 - __clz(p.format.span);
     constexpr bool kSlotASet = kPath == ConstantsPath::groups_of_16 || kPath == ConstantsPath::groups_of_8;
@@ -121,11 +123,11 @@ struct FloatProducts : GemmStages<T> {
           wgmma_fence();
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const std::uint64_t x = wgmma_operand(operand + (half * T::kBoxBytes + i * 32) / 16);
+            const std::uint64_t x = wgmma_operand(operand + (half * T::kBoxBytes + i * kOperandStep) / 16);
             if (kScalesSums && half == 0 && i == 0)
               Wgmma<T::kTokens>::template begin<Act>(sums, a[i], x);
             else
-              Wgmma<T::kTokens>::template add<Act>(sums, a[i], x);
+              Wgmma<T::kTokens>::template add<Act, T::kPlanar>(sums, a[i], x);
           }
           wgmma_commit();
           if (kCompletes && half + 1 == kHalves)

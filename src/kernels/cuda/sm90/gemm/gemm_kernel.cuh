@@ -129,6 +129,33 @@ GemmKernel floats_kernel_for(int tokens, const RecordFormat& format) {
                : kernel_for<Act, Codes::e2m1, ConstantsPath::any, kPatches, kTerms>(tokens);
 }
 
+/// The kernels for planar images: 64, 128 or 256 tokens a pass, integers with the constants that nearly all checkpoints have.
+template <class Act, Codes kCodes, ConstantsPath kPath>
+GemmKernel planar_kernel_for(int tokens) {
+  constexpr ActTerms kTerms = ActTerms::scaled;
+  switch (tokens) {
+    case 64: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kCodes, kPath, 64, true, kTerms, false, false, true>>>>;
+    case 128: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kCodes, kPath, 128, true, kTerms, false, false, true>>>>;
+    case 256: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kCodes, kPath, 256, true, kTerms, false, false, true>>>>;
+    default: return nullptr;
+  }
+}
+template <class Act, Codes kCodes>
+GemmKernel planar_kernel_for(int tokens, ConstantsPath path) {
+  switch (path) {
+    case ConstantsPath::fixed_zeros: return planar_kernel_for<Act, kCodes, ConstantsPath::fixed_zeros>(tokens);
+    case ConstantsPath::integer_zeros: return planar_kernel_for<Act, kCodes, ConstantsPath::integer_zeros>(tokens);
+    case ConstantsPath::fine_groups: return planar_kernel_for<Act, kCodes, ConstantsPath::fine_groups>(tokens);
+    default: return nullptr;
+  }
+}
+template <class Act>
+GemmKernel planar_kernel_for(int tokens, const RecordFormat& format) {
+  const ConstantsPath path = constants_path(format, kActType<Act>);
+  if (format.codes == Codes::u4) return planar_kernel_for<Act, Codes::u4>(tokens, path);
+  return format.codes == Codes::u8 ? planar_kernel_for<Act, Codes::u8>(tokens, path) : nullptr;
+}
+
 /// The kernels for rows of experts: 16, 32, 64 or 128 tokens a pass, and the kinds of weights that checkpoints of experts have.
 template <class Act, Codes kCodes, ConstantsPath kPath>
 GemmKernel experts_kernel_for(int tokens) {

@@ -4,6 +4,10 @@
 //          | terms of its tokens, of activations that are codes (wna8.hpp)
 //          | records: all of row block 0, then of row block 1, …
 //
+// Of a pointwise convolution of NCHW images, a channel's pixels are side by side in memory, and in shared memory, too (kPlanar): boxes of
+// 64 pixels × 64 channels, those of the same channels one after the other. Tokens of an image are rounded up to a multiple of 64, so that no
+// box has pixels of two images.
+//
 // Images of f32 come as the three bytes of fixed-point numbers, in as many planes of images of codes. K is three times as long then:
 //
 //   records        0 … R−1 │ R … 2R−1   │ 2R … 3R−1         of a pass
@@ -18,6 +22,7 @@
 #include "kernels/cuda/device/fragment.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/stream_k.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/sm90/gemm/cta.cuh"
 #include "kernels/cuda/sm90/gemm/gemm.hpp"
 #include "kernels/cuda/weights/code_fragment.cuh"
@@ -35,16 +40,16 @@ __device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "
 __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
 
 /// What a kernel is compiled for. kPatches: tokens are output pixels of a convolution. kExperts: rows of A have weights of their experts.
-/// kPairs: an activation is two numbers (gemm_pairs.cuh).
+/// kPairs: an activation is two numbers (gemm_pairs.cuh). kPlanes: patches are pixels, and those of a channel are read side by side.
 template <class ActType, Codes kWeightCodes, ConstantsPath kConstants, int kPassTokens, bool kFromPatches, ActTerms kActTerms,
-          bool kOfExperts = false, bool kOfPairs = false>
+          bool kOfExperts = false, bool kOfPairs = false, bool kOfPlanar = false>
 struct GemmTraits {
   using Act = ActType;
   using Sums = float[kPassTokens / 2];  // of a lane
   static constexpr Codes kWeight = kWeightCodes;
   static constexpr int kBits = gpu_tile::bits(kWeight), kTokens = kPassTokens;
   static constexpr ConstantsPath kPath = kConstants;
-  static constexpr bool kPatches = kFromPatches, kExperts = kOfExperts, kPairs = kOfPairs;
+  static constexpr bool kPatches = kFromPatches, kExperts = kOfExperts, kPairs = kOfPairs, kPlanar = kOfPlanar;
   static constexpr ActTerms kTerms = kActTerms;
   static constexpr bool kCodes = std::is_same_v<Act, std::int8_t>;
   static constexpr bool kOffsets = kTerms == ActTerms::offsets, kSumsCodes = kOffsets || kTerms == ActTerms::zeros;
@@ -66,7 +71,8 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
   using Base::Base, Base::p, Base::base, Base::depth, Base::empty, Base::full, Base::is_last, Base::kGroups;
   static constexpr int kProducerRegisters = T::kCodes && T::kTokens == 128 ? 32 : 56;
 
-  static constexpr bool kPlanes = T::kCodes && T::kPatches;  // whose CTAs have a depth of 1
+  static constexpr bool kPlanes = T::kCodes && T::kPatches;  // planes of them, maybe one; whose CTAs have a depth of 1
+  static constexpr bool kPlanar = T::kPlanar;
 
   __device__ std::uint32_t act(int stage) const { return base + stage * depth() * T::kActBytes; }
   __device__ std::uint32_t terms(int stage) const { return base + p.map.terms + stage * depth() * T::kTermBytes; }
@@ -141,7 +147,7 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
       const int box_channels = T::kCodes && T::kPatches ? p.box_channels : T::kBoxChannels;
       int record = pass.first;  // of the plane
       if constexpr (kPlanes) record %= p.plane_records;
-      if constexpr (T::kPatches) walk = patch_walk(p.patches, record * gpu_tile::kChannels, box_channels, first);
+      if constexpr (T::kPatches && !T::kPlanar) walk = patch_walk(p.patches, record * gpu_tile::kChannels, box_channels, first);
       if constexpr (kPlanes) walk.from.image += pass.first / p.plane_records * p.plane_images;
       const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
       const int first_term = T::kExperts ? first & ~1 : pass.token_tile * T::kTokens;  // of a pair
@@ -160,7 +166,9 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
           std::uint32_t at = act(to.stage), at_terms = terms(to.stage);
 #pragma unroll 1
           for (int box = 0; box < T::kBoxes * depth() && channel < end; ++box) {
-            if constexpr (T::kPatches)
+            if constexpr (T::kPlanar)
+              request_planar(at, channel, first, is_full, policy);
+            else if constexpr (T::kPatches)
               ptx::load_patches(at, &p.x, walk.next(p.patches, p.images), is_full, policy);
             else
               ptx::load_box(at, x, channel, first, is_full, policy);
@@ -176,6 +184,17 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
         to.advance(stages);
       }
     });
+  }
+  /// 64 channels of the tokens from `first` on, a box for every 64 of them.
+  __device__ void request_planar(std::uint32_t at, int channel, int first, std::uint32_t is_full, std::uint64_t policy) const {
+    const int image_tokens = p.patches.pixels() + p.unused_tokens;
+    int image = first / image_tokens, pixel = first % image_tokens;
+#pragma unroll 1
+    for (int left = T::kTokens; left > 0; left -= kPlanarPixels, at += kWgmmaPlanarBytes) {
+      ptx::load_box(at, &p.x, pixel, channel, image, is_full, policy);
+      pixel += kPlanarPixels;
+      if (pixel == image_tokens) pixel = 0, ++image;
+    }
   }
   /// A record of codes of patches: a box of 128 channels or two of 64, and 16 bytes of a pixel's terms for every 128 channels or, folds
   /// being of 32, for every 64.

@@ -30,6 +30,14 @@ struct Store {
       return cta.p.m;
   }
 
+  /// Of images: tokens of each after its pixels, which are not stored.
+  __device__ int unused() const {
+    if constexpr (Cta::kPlanar)
+      return cta.p.unused_tokens;
+    else
+      return 0;
+  }
+
   __device__ int staging() const { return cta.p.map.staging + cta.warpgroup * kStagingBytes; }
 
   // ---- the general kind
@@ -50,13 +58,14 @@ struct Store {
     ptx::named_barrier(1 + cta.warpgroup, kGroupThreads);
     const float* from = reinterpret_cast<const float*>(cta.shared + staging());
     if (Cta::kPatches && p.channel_stride != 0) {  // NCHW: pixels are contiguous, a warp stores 32 tokens of a row
-      const int m = first_m + lane, pixels = p.patches.pixels();
-      const epilogue::Pixel pixel{m / pixels, m % pixels};
+      const int m = first_m + lane, image_tokens = p.patches.pixels() + unused();
+      const epilogue::Pixel pixel{m / image_tokens, m % image_tokens};
+      const bool stored = lane < tokens && m < end() && (!Cta::kPlanar || pixel.pixel < p.patches.pixels());
       const std::int64_t at = pixel.image * p.image_stride + pixel.pixel;
 #pragma unroll 1
       for (int row = 2 * warp; row < gpu_tile::kRows; row += 8) {
         const int channel = block * gpu_tile::kRows + row;
-        if (lane < tokens && m < end() && channel < n)
+        if (stored && channel < n)
           p.epilogue.store_pair(at + channel * p.channel_stride, p.channel_stride, pixel, channel,
                                 *reinterpret_cast<const float2*>(from + lane * kStagePitch + row), channel + 1 < n);
       }
@@ -79,7 +88,8 @@ struct Store {
             .m = end(),
             .n = p.rows(),
             .first_row = p.first_row,
-            .pixels = kPixels ? p.patches.pixels() : 1,
+            .image_tokens = kPixels ? p.patches.pixels() + unused() : 1,
+            .unused = unused(),
             .image_stride = p.image_stride,
             .channel_stride = p.channel_stride,
             .fours = p.half == HalfOut::pixel_fours,

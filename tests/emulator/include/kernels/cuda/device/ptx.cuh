@@ -126,19 +126,23 @@ inline void bulk_copy(std::uint32_t to, const void* from, int bytes, std::uint32
   land(barrier, bytes, [=] { std::memcpy(shared_at(to, bytes), from, static_cast<std::size_t>(bytes)); });
 }
 inline void prefetch_l2(const void* from, int) { emulator::asked_in_l2.insert(from); }
-inline void load_box(std::uint32_t to, const CUtensorMap* map, int column, int row, std::uint32_t barrier, std::uint64_t) {
+inline void load_box(std::uint32_t to, const CUtensorMap* map, int column, int row, int plane, std::uint32_t barrier,
+                     std::uint64_t) {
   land(barrier, map->box_rows * map->box_bytes, [=, map = *map] {
     for (int r = 0; r < map.box_rows; ++r)
       for (int b = 0; b < map.box_bytes; b += map.element) {
         const int at = column * map.element + b;
         std::uint8_t* const place = shared_at(swizzled128(to + static_cast<std::uint32_t>(r * map.box_bytes + b)));
         const auto bytes = static_cast<std::size_t>(map.element);
-        if (row + r < map.m && at < map.row_bytes)
-          std::memcpy(place, map.bytes + ((row + r) * map.pitch + at), bytes);
+        if (row + r < map.m && at < map.row_bytes && (plane == 0 || plane < map.images))
+          std::memcpy(place, map.bytes + (plane * map.plane_pitch + (row + r) * map.pitch + at), bytes);
         else
           std::memset(place, 0, bytes);
       }
   });
+}
+inline void load_box(std::uint32_t to, const CUtensorMap* map, int column, int row, std::uint32_t barrier, std::uint64_t policy) {
+  load_box(to, map, column, row, 0, barrier, policy);
 }
 inline void load_patches(std::uint32_t to, const CUtensorMap* map, const PatchBox& box, std::uint32_t barrier, std::uint64_t) {
   land(barrier, map->box_rows * map->box_bytes, [=, map = *map] {

@@ -17,6 +17,12 @@ inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int6
   map.box_rows = rows, map.box_bytes = 128;
   return rows <= 256;
 }
+inline bool describe_planar(CUtensorMap& map, DType type, const void* x, std::int64_t image_pitch, std::int64_t channel_pitch,
+                            std::int64_t images, std::int64_t channels, std::int64_t pixels) {
+  if (!describe_rows(map, type, x, channel_pitch, channels, pixels, kPatchChannels)) return false;
+  map.images = static_cast<int>(images), map.plane_pitch = image_pitch;
+  return channel_pitch % 16 == 0 && image_pitch % 16 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
+}
 inline bool describe_patches(CUtensorMap& map, DType type, const void* x, std::int64_t pitch, std::int64_t batch,
                              const Patches& p, int channels, int tokens) {
   const PatchBounds bounds = patch_bounds(p);

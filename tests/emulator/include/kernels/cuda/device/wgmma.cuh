@@ -27,6 +27,9 @@ inline std::uint64_t wgmma_operand(std::uint32_t low, std::uint32_t high = kWgmm
   return std::uint64_t{high} << 32 | low;
 }
 
+constexpr std::uint32_t kWgmmaPlanarBytes = 64 * 128, kWgmmaPlanarStep = 16 * 128;
+inline std::uint32_t wgmma_planar_low(std::uint32_t address) { return address >> 4 | kWgmmaPlanarBytes / 16 << 16; }
+
 /// 32 bytes of row r of an operand.
 inline std::array<std::uint8_t, 32> operand_row(std::uint64_t operand, int r) {
   const std::uint32_t address = (static_cast<std::uint32_t>(operand) & 0x3fff) << 4;
@@ -37,6 +40,19 @@ inline std::array<std::uint8_t, 32> operand_row(std::uint64_t operand, int r) {
     std::memcpy(row.data() + chunk, emulator::shared_at(wide ? emulator::swizzled128(at) : emulator::swizzled64(at)), 16);
   }
   return row;
+}
+/// The same 16 elements of a planar operand: column r of 16 rows.
+inline std::array<std::uint8_t, 32> operand_column(std::uint64_t operand, int r) {
+  const std::uint32_t address = (static_cast<std::uint32_t>(operand) & 0x3fff) << 4;
+  const std::uint32_t next_columns = (static_cast<std::uint32_t>(operand) >> 16 & 0x3fff) << 4,
+                      next_rows = (static_cast<std::uint32_t>(operand >> 32) & 0x3fff) << 4;
+  std::array<std::uint8_t, 32> column;
+  for (std::uint32_t k = 0; k < 16; ++k) {
+    const auto n = static_cast<std::uint32_t>(r);
+    const std::uint32_t at = address + n / 64 * next_columns + k / 8 * next_rows + k % 8 * 128 + n % 64 * 2;
+    std::memcpy(column.data() + 2 * k, emulator::shared_at(emulator::swizzled128(at)), 2);
+  }
+  return column;
 }
 /// 16-bit floats as numbers.
 template <class Act>
@@ -50,17 +66,17 @@ std::array<float, 16> numbers(const std::array<std::uint8_t, 32>& bytes) {
 /// The first operand, 16 numbers of rows g and g + 8, in registers; sums as f32 in the order of K, which hardware does not guarantee.
 template <int kN>
 struct Wgmma {
-  template <class Act>
+  template <class Act, int kPlanar = 0>
   static void begin(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b) {
-    issue<Act>(d, a, b, true);
+    issue<Act, kPlanar>(d, a, b, true);
   }
-  template <class Act>
+  template <class Act, int kPlanar = 0>
   static void add(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b) {
-    issue<Act>(d, a, b, false);
+    issue<Act, kPlanar>(d, a, b, false);
   }
 
  private:
-  template <class Act>
+  template <class Act, int kPlanar>
   static void issue(float* d, const std::uint32_t (&a)[4], std::uint64_t b, bool anew) {
     const auto bytes = operand_rows(a);
     const std::array<std::array<float, 16>, 2> rows{numbers<Act>(bytes[0]), numbers<Act>(bytes[1])};
@@ -68,7 +84,8 @@ struct Wgmma {
     emulator::issue(emulator::Engine::matrix, [=] {
       for (int j = 0; j < kN / 8; ++j)
         for (int i = 0; i < 2; ++i) {
-          const std::array<float, 16> values = numbers<Act>(operand_row(b, 8 * j + lane % 4 * 2 + i));
+          const int column = 8 * j + lane % 4 * 2 + i;
+          const std::array<float, 16> values = numbers<Act>(kPlanar == 0 ? operand_row(b, column) : operand_column(b, column));
           float sum[2] = {};
           for (std::size_t k = 0; k < 16; ++k)
             sum[0] = std::fma(rows[0][k], values[k], sum[0]), sum[1] = std::fma(rows[1][k], values[k], sum[1]);

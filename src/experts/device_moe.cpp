@@ -4,7 +4,7 @@
 //   x [T,K] ──gather_expert_rows──▶ [R,K] ──gate_up, glu──▶ hidden [R,H] ──down──▶ results [R,N], f32 ──combine_rows──▶ D [T,N]
 //
 // The host knows R, but not which expert has how many rows. Nothing waits for that. A kernel that fetches rows from where they lie needs no gather
-// before it.
+// before it, and sorts few rows itself.
 //
 // Workspace: of the sort (pair_of, row_of, expert_of, tiles and their counts) | x of rows | hidden | hidden gathered | results | of the plans
 #include <algorithm>
@@ -51,7 +51,9 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
   std::byte* const hidden_rows = bytes(hidden_type, hidden);
   std::byte* const gathered = bytes(hidden_type, hidden);
   float* const results = arena.take<float>(pairs() * static_cast<std::size_t>(n)).data();
-  NIBBLE_RETURN_IF_ERROR(cuda::launch_sort_rows(sort, stream));
+  const bool fetches = fetches_rows(gate_up, rows) && experts::are_vectors(x) && !experts::changes_channels(gate_up_experts);
+  const bool sorts = fetches && rows <= cuda::kFewPairs;
+  if (!sorts) NIBBLE_RETURN_IF_ERROR(cuda::launch_sort_rows(sort, stream));
 
   const auto rows_of = [&](std::byte* data, DType type, std::int64_t columns) {
     TensorView view(data, type, {rows, columns});
@@ -65,11 +67,12 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
 
   cuda::ExpertTiles tiles = experts::tiles_of(gate_up_experts, sort, sort.products[0]);
   TensorView middle = rows_of(hidden_rows, hidden_type, hidden);
-  if (fetches_rows(gate_up, rows) && experts::are_vectors(x) && !experts::changes_channels(gate_up_experts)) {
+  if (fetches) {
     ConstTensorView a = x;  // R rows, of which the kernel reads those that `source` names
     a.shape[0] = rows;
     tiles.source = sort.pair_of;
     tiles.divisor = sort.top_k;
+    if (sorts) tiles.sort = &sort;
     NIBBLE_RETURN_IF_ERROR(run(gate_up_experts, tiles, a, middle, 0));
   } else {
     cuda::GatherRowsTask gather = experts::gathering(gate_up_experts, x, rows, x_rows);

@@ -178,7 +178,8 @@ struct Kernel {
   Sums sums = Sums::f32;
   /// The rows of a tile of a grouped product, all of which are one expert's; 0: it takes one weight only.
   int expert_rows = 0;
-  /// Of a grouped product: it fetches each row of A from where it lies (cuda::ExpertTiles::source), so that rows need not be gathered.
+  /// Of a grouped product: it fetches each row of A from where it lies (cuda::ExpertTiles::source), so that rows need not be gathered, and
+  /// sorts up to cuda::kFewPairs pairs itself (ExpertTiles::sort).
   bool fetches_rows = false;
   /// Of a convolution that multiplies prepared patches: the linear kernel of the same fields, whose loops it uses; given by the table. Of one
   /// that multiplies patches in memory on the GPU the linear row itself, which is not the table's.

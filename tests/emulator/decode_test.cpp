@@ -99,6 +99,7 @@ TEST_P(EmulatedDecodeExperts, GivesTheSumsOfEachExpert) {
       [&](const LinearTask& task) {
         RingRoom room;
         if (const cudaError_t e = ring_room_sm90(room)) return e;
+        room.bytes -= kFewTilesBytes;
         Result<DecodeConfig> config = configure_decode(task.weight.geometry, 0, room, {.tokens = experts.tokens, .split = 1});
         if (!config.ok()) return cudaErrorInvalidConfiguration;
         config->grid = ctas;
@@ -119,6 +120,7 @@ const RingExpertCase kExpertCases[] = {
     {{{DType::f16, Codes::e2m1, 32, kNone, 0, 136, 416}, 8, {2, 17, 0, 3}}, 5},
     {{{DType::bf16, Codes::e2m1, 16, kNone, 0, 72, 1408}, 8, {8, 1}}, 2},
     {{{DType::bf16, Codes::u4, 128, kNone, 0, 136, 4096}, 4, {1, 5, 0, 1}}, 3},
+    {{{DType::bf16, Codes::u4, 128, kInteger, 0, 136, 1536}, 8, {0, 9, 1, 0, 1}}, 4},
     {{{DType::f16, Codes::u4, 128, kNone, 0, 72, 256}, 8, {0, 0}}, 2},  // no rows at all
 };
 INSTANTIATE_TEST_SUITE_P(Decode, EmulatedDecodeExperts, testing::ValuesIn(kExpertCases), [](const auto& info) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "emulator/float_layer.hpp"
+#include "kernels/cuda/tasks/experts_task.hpp"
 #include "kernels/cuda/tasks/linear_task.hpp"
 
 namespace nibble::emulator {
@@ -23,7 +24,8 @@ struct ExpertCase {
 inline std::string name(const ExpertCase& c) { return fmt::format("{}_{}", name(c.layer), c.tokens); }
 
 /// Expects of launch(task) the sums of each expert, times its scale2, and nothing past the last row. multiplied(weight, row, k): what the kernel
-/// multiplies by. fetches: rows of A lie in the reverse order, from where the kernel fetches them.
+/// multiplies by. fetches: rows of A lie in the reverse order, from where the kernel fetches them; and up to kFewPairs of them in an order
+/// that the kernel sorts.
 template <class Launch, class MultipliedAt>
 void expect_sums_of_experts(const ExpertCase& c, Launch launch, MultipliedAt multiplied, bool fetches = false) {
   std::vector<FloatLayer> layers;
@@ -72,6 +74,64 @@ void expect_sums_of_experts(const ExpertCase& c, Launch launch, MultipliedAt mul
     task.experts.divisor = 3;
   }
   ASSERT_EQ(launch(task), cudaSuccess);
+  std::vector<std::uint16_t> sorted_d(d.size(), 0xa5a5);
+  if (fetches && m >= 1 && m < cuda::kFewPairs) {
+    // The pairs of the experts in turn, and one without an expert.
+    std::vector<std::int32_t> ids(1, -1);
+    for (int turn = 0; turn < m; ++turn)
+      for (std::size_t e = layers.size(); e-- > 0;)
+        if (turn < c.rows[e]) ids.push_back(static_cast<std::int32_t>(e));
+    const int pairs = static_cast<int>(ids.size());
+    std::vector<std::int32_t> pair_of, row_of(ids.size(), -1), expert_of;
+    for (std::size_t e = 0; e < layers.size(); ++e)
+      for (int pair = 0; pair < pairs; ++pair)
+        if (ids[static_cast<std::size_t>(pair)] == static_cast<std::int32_t>(e)) {
+          row_of[static_cast<std::size_t>(pair)] = static_cast<std::int32_t>(pair_of.size());
+          pair_of.push_back(pair), expert_of.push_back(static_cast<std::int32_t>(e));
+        }
+    pair_of.push_back(0), expert_of.push_back(-1);
+    const auto pitch_of_x = static_cast<std::size_t>(task.x_stride);
+    std::vector<std::uint16_t> x_of_pairs(ids.size() * pitch_of_x + 8);
+    auto* const aligned = x_of_pairs.data() + (16 - reinterpret_cast<std::uintptr_t>(x_of_pairs.data()) % 16) % 16 / 2;
+    for (int row = 0; row < m; ++row)  // rows of x have been reversed
+      std::copy_n(x.begin() + (m - 1 - row) * static_cast<std::ptrdiff_t>(pitch_of_x), pitch_of_x,
+                  aligned + static_cast<std::size_t>(pair_of[static_cast<std::size_t>(row)]) * pitch_of_x);
+    std::vector<std::int32_t> written[3] = {std::vector<std::int32_t>(ids.size(), 77), std::vector<std::int32_t>(ids.size(), 77),
+                                            std::vector<std::int32_t>(ids.size(), 77)};
+    std::vector<cuda::ExpertTile> written_tiles[2] = {std::vector<cuda::ExpertTile>(tiles.size()),
+                                                      std::vector<cuda::ExpertTile>(ids.size())};
+    int counts[2] = {-1, -1};
+    const cuda::SortTask sort{
+        .ids = ids.data(),
+        .token_stride = 1,
+        .choice_stride = 1,
+        .experts = static_cast<int>(layers.size()),
+        .rows = pairs,
+        .top_k = 1,
+        .pair_of = written[0].data(),
+        .row_of = written[1].data(),
+        .expert_of = written[2].data(),
+        .products = {{c.tokens, written_tiles[0].data(), &counts[0]}, {1, written_tiles[1].data(), &counts[1]}}};
+    cuda::LinearTask unsorted = task;
+    unsorted.m = pairs;
+    unsorted.x = aligned;
+    unsorted.experts.tiles = written_tiles[0].data(), unsorted.experts.count = &counts[0];
+    unsorted.experts.source = written[0].data();
+    unsorted.experts.divisor = 1;
+    unsorted.experts.sort = &sort;
+    unsorted.epilogue.d = sorted_d.data();
+    ASSERT_EQ(launch(unsorted), cudaSuccess);
+    EXPECT_EQ(sorted_d, d);
+    EXPECT_EQ(written[0], pair_of);
+    EXPECT_EQ(written[1], row_of);
+    EXPECT_EQ(written[2], expert_of);
+    ASSERT_EQ(counts[0], count);
+    EXPECT_EQ(counts[1], m);
+    for (int t = 0; t < count; ++t) {
+      const cuda::ExpertTile &got = written_tiles[0][static_cast<std::size_t>(t)], &expected = tiles[static_cast<std::size_t>(t)];
+      EXPECT_TRUE(got.expert == expected.expert && got.first == expected.first && got.rows == expected.rows) << t;
+    }
+  }
   const std::uint16_t* from = d.data();
   for (std::size_t e = 0; e < layers.size(); ++e) {
     if (c.rows[e] == 0) continue;

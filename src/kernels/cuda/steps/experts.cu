@@ -7,7 +7,7 @@
 //     add           over the warps of an expert, then over experts: begin[w][e], where the run's first pair of e goes
 //     place         the run once more: a pair goes to begin[w][e], plus its rank among the lanes of that expert
 //
-//   up to 32      one warp, a lane a pair: each counts the pairs that go before its own
+//   up to 32      one warp, a lane a pair: device/sort_few.cuh
 //
 //   Each place depends on ids alone, not on the order in which threads run: equal ids stay in the order of pairs.
 #include "kernels/cuda/steps/experts.hpp"
@@ -17,6 +17,7 @@
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/fragment.cuh"
 #include "kernels/cuda/device/shared_memory.hpp"
+#include "kernels/cuda/device/sort_few.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -60,10 +61,7 @@ struct SortParams {
 };
 
 __device__ __forceinline__ int id_of(const SortParams& p, int pair) {
-  const SortTask& task = p.task;
-  const std::int64_t at = p.dense ? pair : pair / task.top_k * task.token_stride + pair % task.top_k * task.choice_stride;
-  const int id = __ldcg(task.ids + at);
-  return id >= 0 && id < task.experts ? id : -1;
+  return p.dense ? expert_at(p.task, pair) : expert_of_pair(p.task, pair);
 }
 
 /// Calls use(pair, whether it exists, id, rank among the lanes of that id, how many these are) for the pairs of a run, 32 at a time. Four times
@@ -186,45 +184,10 @@ __global__ void __launch_bounds__(kSortThreads) sort_rows_kernel(const __grid_co
   let_successor_start();
 }
 
-/// Up to 32 pairs: a lane has one of them, and counts those of the others that go before it.
-__global__ void __launch_bounds__(32) sort_few_rows_kernel(const __grid_constant__ SortParams p) {
-  const SortTask& task = p.task;
+__global__ void __launch_bounds__(32) sort_few_rows_kernel(const __grid_constant__ SortTask task) {
   const int lane = static_cast<int>(threadIdx.x);
   wait_for_predecessor();
-  const int id = lane < task.rows ? id_of(p, lane) : -1;
-  int row = 0, rank = 0, count = 0;  // among the pairs of all experts, among those of its own, and how many these are
-  int all = 0;                       // pairs that have an expert
-#pragma unroll
-  for (int j = 0; j < 32; ++j) {
-    const int other = __shfl_sync(kWholeWarp, id, j);
-    if (other < 0) continue;
-    ++all;
-    row += other < id || (other == id && j < lane);
-    rank += other == id && j < lane;
-    count += other == id;
-  }
-  if (id >= 0) {
-    task.pair_of[row] = lane;
-    task.expert_of[row] = id;
-  }
-  if (lane < task.rows) task.row_of[lane] = id >= 0 ? row : -1;
-  if (lane >= all && lane < task.rows) task.pair_of[lane] = 0, task.expert_of[lane] = -1;
-#pragma unroll 1
-  for (int i = 0; i < 2; ++i) {
-    const SortTask::Tiles& product = task.products[i];
-    if (product.rows == 0) continue;
-    const int tiles = id >= 0 && rank == 0 ? (count + product.rows - 1) / product.rows : 0;
-    int first = 0, total = 0;
-#pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      const int others = __shfl_sync(kWholeWarp, tiles, j), other = __shfl_sync(kWholeWarp, id, j);
-      total += others;
-      if (other < id) first += others;
-    }
-    for (int t = 0; t < tiles; ++t)
-      product.tiles[first + t] = {id, row + t * product.rows, min(product.rows, count - t * product.rows)};
-    if (lane == 0) *product.count = total;
-  }
+  write_sorted(task, sort_few(lane < task.rows ? expert_of_pair(task, lane) : -1));
   __threadfence();  // as in sort_rows_kernel
   __syncwarp();
   let_successor_start();
@@ -308,6 +271,18 @@ __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __g
   let_successor_start();
   const int n = static_cast<int>(blockIdx.x * kCombineThreads + threadIdx.x) * kColumns;
   if (n >= p.n) return;
+  // Rows and weights of a token were in memory before the products began, so that the first ones need no waiting for their end.
+  int row[kResults];
+  float weight[kResults];
+  const auto load = [&](int t, int first) {
+#pragma unroll
+    for (int i = 0; i < kResults; ++i) {
+      const int j = first + i;
+      row[i] = j < p.top_k ? __ldcg(p.row_of + t * p.top_k + j) : -1;
+      weight[i] = j < p.top_k ? __ldcg(p.weights + t * p.token_stride + j * p.choice_stride) : 0.0f;
+    }
+  };
+  load(static_cast<int>(blockIdx.y), 0);
   wait_for_predecessor();
   const bool whole = n + kColumns <= p.n, vectors = p.n % 4 == 0 && whole;
 #pragma unroll 1
@@ -315,14 +290,8 @@ __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __g
     float sum[kColumns] = {};
 #pragma unroll 1
     for (int first = 0; first < p.top_k; first += kResults) {
-      int row[kResults];
-      float weight[kResults], v[kResults][kColumns] = {};
-#pragma unroll
-      for (int i = 0; i < kResults; ++i) {
-        const int j = first + i;
-        row[i] = j < p.top_k ? __ldcg(p.row_of + t * p.top_k + j) : -1;
-        weight[i] = j < p.top_k ? __ldcg(p.weights + t * p.token_stride + j * p.choice_stride) : 0.0f;
-      }
+      float v[kResults][kColumns] = {};
+      if (first != 0 || t != static_cast<int>(blockIdx.y)) load(t, first);
 #pragma unroll
       for (int i = 0; i < kResults; ++i) {
         if (row[i] < 0) continue;
@@ -379,7 +348,8 @@ cudaError_t sort_rows(const SortTask& task, cudaStream_t stream) {
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
   SortParams p{.task = task, .warps = 0, .run = 0, .dense = task.choice_stride == 1 && task.token_stride == task.top_k};
-  if (task.ids != nullptr && task.rows <= 32) return launch_dependent(sort_few_rows_kernel, dim3(1), dim3(32), 0, stream, p);
+  if (task.ids != nullptr && task.rows <= kFewPairs)
+    return launch_dependent(sort_few_rows_kernel, dim3(1), dim3(32), 0, stream, task);
   const int groups = (task.rows + 31) / 32, fit = (most / 4 - kSortThreads) / task.experts;
   p.warps = std::min({groups, kSortWarps, fit});
   p.run = (groups + p.warps - 1) / p.warps * 32;

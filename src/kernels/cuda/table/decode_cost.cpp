@@ -104,6 +104,11 @@ Result<DecodeConfig> configure_decode(const gpu_tile::Geometry& weight, int fold
   return config;
 }
 
+RingRoom room_beside_tiles(RingRoom room, const Problem& p) {
+  if (p.experts != 0) room.bytes -= kFewTilesBytes;
+  return room;
+}
+
 DecodeConfig asked_of_decode(const Problem& p, int tokens) { return {.tokens = tokens, .split = p.experts == 0 ? 0 : 1}; }
 
 DecodeFeatures decode_features(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& p) {
@@ -111,7 +116,7 @@ DecodeFeatures decode_features(WgmmaFamily family, int tokens, const GpuInfo& gp
   const bool floats = family == WgmmaFamily::floats || family == WgmmaFamily::float_folds;
   const int folds = floats ? 0 : family == WgmmaFamily::online_folds ? 4 : 1;
   const gpu_tile::Geometry weight = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k);
-  const RingRoom room = described_room(gpu);
+  const RingRoom room = room_beside_tiles(described_room(gpu), p);
   const Result<DecodeConfig> config = configure_decode(weight, folds, room, asked_of_decode(p, tokens));
   if (!config.ok()) return {.launches = kNever, .tokens = 1, .stages = 1, .rounds = 1, .records = 1, .ctas = 1};
   Problem launch = p;

@@ -46,6 +46,8 @@ double decode_us(const DecodeCost& cost, const DecodeFeatures& features);
 Result<DecodeConfig> configure_decode(const gpu_tile::Geometry& weight, int folds, const RingRoom& room,
                                       const DecodeConfig& asked);
 
+/// The room that is left beside a list of tiles where rows are of experts.
+RingRoom room_beside_tiles(RingRoom room, const Problem& problem);
 /// What a row that takes so many tokens a launch asks configure_decode for: nothing splits K of a grouped product.
 DecodeConfig asked_of_decode(const Problem& problem, int tokens);
 

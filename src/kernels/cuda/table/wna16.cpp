@@ -51,7 +51,8 @@ Status run_decode(const Kernel&, const StepArgs& args) {
 Result<std::shared_ptr<const void>> configure_decode_row(const Kernel& self, const Problem& p) {
   NIBBLE_ASSIGN_OR_RETURN(const RingRoom room, ring_room());
   const gpu_tile::Geometry weight = gpu_tile::geometry(p.scheme, p.zero_type, mean_expert(p).n, p.k);
-  NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config, configure_decode(weight, 0, room, asked_of_decode(p, self.tile.m)));
+  NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config,
+                          configure_decode(weight, 0, room_beside_tiles(room, p), asked_of_decode(p, self.tile.m)));
   return std::shared_ptr<const void>(std::make_shared<const DecodeConfig>(config));
 }
 
@@ -151,7 +152,7 @@ Status accepts_decode_experts(const Kernel& self, const Problem& p) {
   if (p.m * weight.tiles() > std::numeric_limits<int>::max())
     return error(StatusCode::unsupported, "takes up to {} rows of experts of N={}, not {}",
                  std::numeric_limits<int>::max() / weight.tiles(), p.n, p.m);
-  const int bytes = static_cast<int>(gpu_of(p).shared_bytes_per_block);
+  const int bytes = static_cast<int>(gpu_of(p).shared_bytes_per_block) - kFewTilesBytes;
   if (stages_beside(weight, 0, self.tile.m, 1, bytes) >= kLeastStages) return {};
   return error(StatusCode::unsupported,
                "K={}: {} rows of activations and {} stages of weights do not fit in {} bytes of shared memory", p.k, self.tile.m,

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/host_device.hpp"
+#include "kernels/cuda/tasks/experts_task.hpp"
 #include "kernels/cuda/tasks/wna8_slice.hpp"
 #include "layouts/gpu_tile.hpp"
 
@@ -28,6 +29,7 @@ constexpr int kInboxes = 4;
 struct SharedMap {
   int x, parts, inbox, barriers, total;
 };
+NIBBLE_HOST_DEVICE constexpr int align16(int bytes) { return (bytes + 15) / 16 * 16; }
 NIBBLE_HOST_DEVICE constexpr int align128(int bytes) { return (bytes + 127) / 128 * 128; }
 NIBBLE_HOST_DEVICE constexpr SharedMap shared_map(int stages, int record_bytes, int m, int x_pitch, int part_buffers, int split) {
   SharedMap s{};
@@ -39,6 +41,14 @@ NIBBLE_HOST_DEVICE constexpr SharedMap shared_map(int stages, int record_bytes, 
   s.total = used > s.parts + record_bytes ? used : s.parts + record_bytes;  // the dummy iteration reads a record from `parts` on
   return s;
 }
+
+/// The tiles of pairs that a CTA of the kernel for rows of experts has sorted itself, behind everything else.
+struct FewTiles {
+  ExpertTile tiles[kFewPairs];
+  int source[kFewPairs];  // of a row: its pair
+  int count;              // of tiles
+};
+constexpr int kFewTilesBytes = align16(sizeof(FewTiles));
 
 /// Two buffers, so that multiplying warps do not wait for the finishing ones; one where activations of more tokens need the memory.
 constexpr int part_buffers(int tokens) { return tokens <= 8 ? 2 : 1; }

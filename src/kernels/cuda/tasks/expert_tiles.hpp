@@ -13,6 +13,8 @@ struct ExpertTile {
   int expert = 0, first = 0, rows = 0;
 };
 
+struct SortTask;
+
 /// The experts of a product. Expert e's records begin e · weight_pitch bytes behind the first one's. A product has no bias: the last step adds
 /// biases (finish.hpp).
 struct ExpertTiles {
@@ -20,8 +22,10 @@ struct ExpertTiles {
   const int* count = nullptr;         // device memory: how many tiles there are
   int most = 0;                       // tiles, at most: known to the host
   std::int64_t weight_pitch = 0;
-  const std::int32_t* source = nullptr;     // [M], device memory: row r of A is row source[r] / divisor in memory; null: row r
-  int divisor = 1;                          // only for kernels with Kernel::fetches_rows
+  const std::int32_t* source = nullptr;  // [M], device memory: row r of A is row source[r] / divisor in memory; null: row r
+  int divisor = 1;                       // only for kernels with Kernel::fetches_rows
+  const SortTask* sort =
+      nullptr;  // host memory: of up to kFewPairs pairs, which the kernel sorts first; only for the same kernels
   const float* scale2 = nullptr;            // [E], device memory: what sums of each expert are multiplied by; null: nothing
   const std::int32_t* expert_of = nullptr;  // [M], device memory: of each row of A; −1: none. For the last step
   std::int64_t bias_pitch = 0;              // bytes between biases of experts. For the last step

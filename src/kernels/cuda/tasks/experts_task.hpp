@@ -12,6 +12,9 @@ namespace nibble::cuda {
 /// Experts of a GPU's grouped products, at most: a thread of the sorting CTA counts one.
 constexpr int kMostExperts = 1024;
 
+/// Pairs of tokens and experts that a warp sorts, a lane each.
+constexpr int kFewPairs = 32;
+
 /// The most tiles of up to `each` rows that so many rows of so many experts make: every expert but those that cannot have a row may end with a
 /// tile that is not full.
 constexpr int most_tiles(std::int64_t rows, std::int64_t experts, int each) {

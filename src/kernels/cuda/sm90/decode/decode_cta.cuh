@@ -9,6 +9,7 @@
 #include "kernels/cuda/tasks/decode.hpp"
 #include "kernels/cuda/tasks/decode_ring.hpp"
 #include "kernels/cuda/tasks/expert_tiles.hpp"
+#include "kernels/cuda/tasks/experts_task.hpp"
 #include "kernels/cuda/weights/decode_record.cuh"
 
 namespace nibble::cuda {
@@ -37,7 +38,9 @@ struct RingParams {
   int stages;
   int part_buffers;
   int x_pitch;          // bytes between tokens
-  ExpertTiles experts;  // of rows of experts (decode_experts.cuh), as the next one
+  ExpertTiles experts;  // of rows of experts (decode_experts.cuh), as the next ones
+  SortTask sort;        // of pairs that this kernel sorts; no ids: they are sorted
+  int few_tiles;        // where the list of their tiles begins in shared memory
   int run;              // row tiles that a CTA takes together
 };
 

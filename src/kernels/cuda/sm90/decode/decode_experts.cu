@@ -43,13 +43,17 @@ cudaError_t decode_experts_sm90(const LinearTask& task, const DecodeConfig& conf
   p.x = {x, true, nullptr};
   p.experts = task.experts;
   if (std::int64_t{task.experts.most} * p.tiles > std::numeric_limits<int>::max()) return cudaErrorInvalidValue;  // items
+  const bool sorts = p.experts.sort != nullptr;
+  if (sorts) p.sort = *p.experts.sort;
+  if (sorts && (p.sort.ids == nullptr || p.sort.rows > kFewPairs)) return cudaErrorInvalidValue;
+  p.few_tiles = align16(config.smem);
   p.run = row_tiles_of_run(p.tile_records);
   const Known known = known_of(p.format);
   const DecodeKernel kernel = task.a_dtype == DType::bf16 ? kernel_for<__nv_bfloat16>(known, task.weight.codes)
                                                           : kernel_for<__half>(known, task.weight.codes);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   if (const cudaError_t e = kernel->allow_all_shared()) return e;
-  LaunchShape shape(config.grid, 1, kExpertThreads, config.smem, stream);
+  LaunchShape shape(config.grid, 1, kExpertThreads, sorts ? p.few_tiles + kFewTilesBytes : config.smem, stream);
   return cudaLaunchKernelEx(&shape.config, kernel->kernel, p);
 }
 

@@ -16,12 +16,16 @@
 //       finishing   adds the 8 partial sums in the order of the warps; the epilogue. Sums of a tile's last item say that its rows of A have been
 //                   read: the first finishing warp then requests those of the next tile
 //
+// Up to 32 pairs of tokens and experts are sorted by this kernel: every CTA makes the list of tiles in its shared memory, and the first one
+// writes it to memory, for the kernels that follow.
+//
 // A run is as long as makes eight warps busy: of 12 records a row tile, which take two rounds of eight, two row tiles take three. Nothing splits
 // K, and a run begins at a multiple of its length, so that a row's bits depend on its expert and itself alone.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/cuda/device/sort_few.cuh"
 #include "kernels/cuda/sm90/decode/decode_ring.cuh"
 
 namespace nibble::cuda {
@@ -65,10 +69,27 @@ struct ExpertCta : DecodeCta<Work> {
 
   // The list can be read when this kernel starts, because those from the one that writes it on let their successors start only then
   // (steps/experts.cu). It is read past L1, which may have an earlier kernel's.
-  __device__ int tiles() const { return __ldcg(p.experts.count); }
-  __device__ int expert(int tile) const { return __ldcg(&p.experts.tiles[tile].expert); }
-  __device__ int first_row(int tile) const { return __ldcg(&p.experts.tiles[tile].first); }
-  __device__ int rows(int tile) const { return __ldcg(&p.experts.tiles[tile].rows); }
+  __device__ bool sorts() const { return p.sort.ids != nullptr; }
+  __device__ FewTiles& few() const { return *reinterpret_cast<FewTiles*>(this->shared + p.few_tiles); }
+  __device__ int tiles() const { return sorts() ? few().count : __ldcg(p.experts.count); }
+  __device__ int expert(int tile) const { return sorts() ? few().tiles[tile].expert : __ldcg(&p.experts.tiles[tile].expert); }
+  __device__ int first_row(int tile) const { return sorts() ? few().tiles[tile].first : __ldcg(&p.experts.tiles[tile].first); }
+  __device__ int rows(int tile) const { return sorts() ? few().tiles[tile].rows : __ldcg(&p.experts.tiles[tile].rows); }
+  /// Where row `row` of A lies.
+  __device__ std::int64_t source(int row) const {
+    if (sorts()) return few().source[row] / p.experts.divisor;
+    return p.experts.source == nullptr ? row : __ldcg(p.experts.source + row) / p.experts.divisor;
+  }
+  /// One warp makes the list, of which this product is the first.
+  __device__ void sort() const {
+    const SortedPair own = sort_few(lane < p.sort.rows ? expert_of_pair(p.sort, lane) : -1);
+    if (own.expert >= 0) few().source[own.row] = lane;
+    const int count = for_each_tile(own, p.sort.products[0].rows, [&](int t, const ExpertTile& tile) { few().tiles[t] = tile; });
+    if (lane == 0) few().count = count;
+    if (blockIdx.x != 0) return;
+    write_sorted(p.sort, own);
+    __threadfence();
+  }
   __device__ Items items(unsigned tiles) const {
     const unsigned cta = blockIdx.x, runs = (p.tiles + p.run - 1) / p.run, all = tiles * runs;
     const unsigned each = all / gridDim.x, more = all % gridDim.x, first = cta * each + min(cta, more);
@@ -224,9 +245,8 @@ struct ExpertCta : DecodeCta<Work> {
     if (lane == 0) ptx::barrier_arrive_expect(x_full(), count * bytes);
     __syncwarp();
     if (lane >= count) return;
-    const std::int64_t at = p.experts.source == nullptr ? row : __ldcg(p.experts.source + row) / p.experts.divisor;
-    ptx::bulk_copy(this->x() + lane * p.x_pitch, static_cast<const std::uint16_t*>(p.x.x) + at * p.x.stride, bytes, x_full(),
-                   ptx::evict_last());
+    ptx::bulk_copy(this->x() + lane * p.x_pitch, static_cast<const std::uint16_t*>(p.x.x) + source(row) * p.x.stride, bytes,
+                   x_full(), ptx::evict_last());
   }
 };
 
@@ -234,15 +254,20 @@ template <class Work>
 __global__ void __launch_bounds__(kExpertThreads, 1) decode_experts_kernel(const __grid_constant__ typename Work::Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const ExpertCta<Work> cta(p, shared);
-  ptx::let_dependents_start();
+  if (!cta.sorts()) ptx::let_dependents_start();
+  if (cta.warp == kProducer && ptx::elected()) cta.initialise_barriers();
+  cta.clear_rest_of_rows();
+  if (cta.sorts()) {
+    ptx::wait_for_predecessors();
+    if (cta.warp == 0) cta.sort();
+  }
+  __syncthreads();
+  if (cta.sorts()) ptx::let_dependents_start();  // only now, so that the list can be read when the next kernel starts
   // A CTA's first tile follows from the number of tiles: the experts of the first 32 are loaded together with it.
   const int tiles = cta.tiles(), of_lane = cta.expert(min(cta.lane, p.experts.most - 1));
   if (tiles == 0) return ptx::wait_for_predecessors();  // else it could end before them
   const Items items = cta.items(tiles);
   if (items.left == 0) return;
-  if (cta.warp == kProducer && ptx::elected()) cta.initialise_barriers();
-  cta.clear_rest_of_rows();
-  __syncthreads();
   if (cta.warp > kProducer) {
     cta.finish(items);
   } else if (cta.warp < kProducer) {

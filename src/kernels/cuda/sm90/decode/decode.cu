@@ -26,10 +26,18 @@ DecodeKernel kernel_for(const LinearTask& task, int tokens) {
   return tokens <= 8 ? kernel_for<1, __half>(known, codes) : kernel_for<2, __half>(known, codes);
 }
 
-/// Whether the factors of a prescale take a stage's place: they fit, and two stages are left.
-bool fetches_factors(const gpu_tile::Geometry& geo, const DecodeConfig& config, int tokens) {
-  return tokens <= 8 && config.stages > 2 &&
-         longest_slice(geo, config.split) * gpu_tile::kChannels * 4 <= kDecodeWarps * geo.record_bytes();
+/// Where a CTA's factors of a prescale begin in shared memory, and what the ring is then: as long as fits beside them, of at least two
+/// stages. 0: they do not fit.
+int place_factors(RingParams<FloatActs>& p, const gpu_tile::Geometry& geo, DecodeConfig& config, int most) {
+  const int bytes = longest_slice(geo, config.split) * gpu_tile::kChannels * 4;
+  for (; config.stages >= 2; --config.stages) {
+    const int at = align128(shared_map(config.stages, p.format.bytes, p.x.m, p.x_pitch, p.part_buffers, config.split).total);
+    if (at + bytes > most) continue;
+    p.stages = config.stages;
+    config.smem = std::max(config.smem, at + bytes);
+    return at;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -50,12 +58,19 @@ cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& confi
     p.first_token = done;
     const Activations x = activations(task, done, m);
     const bool in_order = x.rule.perm == nullptr && x.rule.vectors && geo.k % gpu_tile::kChannels == 0;
-    const bool bulk = in_order && (x.rule.prescale == nullptr || fetches_factors(geo, config, m));
-    p.x = {x, bulk, bulk ? x.rule.prescale : nullptr};
-    p.stages = config.stages - (p.x.factors != nullptr ? 1 : 0);
+    DecodeConfig own = config;
+    p.x = {x, in_order && x.rule.prescale == nullptr, nullptr, 0};
+    p.stages = config.stages;
+    if (in_order && x.rule.prescale != nullptr && m <= 8) {
+      int device = 0, most = 0;
+      if (const cudaError_t e = most_shared(device, most)) return e;
+      p.x.factors_at = place_factors(p, geo, own, most);
+      p.x.bulk = p.x.factors_at != 0;
+      if (p.x.bulk) p.x.factors = x.rule.prescale;
+    }
     const DecodeKernel kernel = kernel_for(task, m);
     if (kernel == nullptr) return cudaErrorInvalidValue;
-    if (const cudaError_t e = launch_ring(*kernel, p, config, stream)) return e;
+    if (const cudaError_t e = launch_ring(*kernel, p, own, stream)) return e;
   }
   return cudaSuccess;
 }

@@ -71,7 +71,7 @@ struct DecodeCta {
   __device__ DecodeCta(const Params& params, std::uint8_t* memory)
       : p(params),
         shared(memory),
-        map(shared_map(p.stages + (Work::has_factors(p) ? 1 : 0), p.format.bytes, p.x.m, p.x_pitch, p.part_buffers, p.split)),
+        map(shared_map(p.stages, p.format.bytes, p.x.m, p.x_pitch, p.part_buffers, p.split)),
         base(ptx::shared_address(memory)),
         rank(p.split == 1 ? 0 : ptx::cluster_rank()),
         clusters(gridDim.x / p.split),
@@ -93,8 +93,6 @@ struct DecodeCta {
   __device__ std::uint32_t x_requested() const { return barrier(2 * p.stages + 2 * p.part_buffers + kInboxes + 1); }
 
   __device__ std::uint32_t x() const { return base + map.x; }
-  /// What x is multiplied by, if it has_factors(): behind the last stage.
-  __device__ std::uint32_t factors() const { return base + p.stages * stage_bytes(); }
   __device__ float* parts(int buffer) const {
     return reinterpret_cast<float*>(shared + map.parts) + buffer * (part_bytes(p.x.m) / 4);
   }

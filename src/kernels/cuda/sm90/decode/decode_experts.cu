@@ -40,7 +40,7 @@ cudaError_t decode_experts_sm90(const LinearTask& task, const DecodeConfig& conf
   const Activations x = activations(task, 0, config.tokens);
   if (config.split != 1 || config.tokens > 8 || task.weight.geometry.k % 8 != 0) return cudaErrorInvalidValue;
   if (!x.rule.copies_rows()) return cudaErrorInvalidAddressSpace;
-  p.x = {x, true, nullptr};
+  p.x = {x, true, nullptr, 0};
   p.experts = task.experts;
   if (std::int64_t{task.experts.most} * p.tiles > std::numeric_limits<int>::max()) return cudaErrorInvalidValue;  // items
   const bool sorts = p.experts.sort != nullptr;

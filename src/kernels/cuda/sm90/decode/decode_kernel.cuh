@@ -1,8 +1,8 @@
 // Decode on Hopper with f16 or bf16 activations, in the ring of decode_ring.cuh. A CTA's slice of them is fetched by bulk copies, or gathered
 // where channels are permuted, K is no multiple of a record, or rows are not aligned.
 //
-// A prescale of up to 8 tokens is fetched, too, as constants are, before the previous kernel has ended: into the last stage of the ring's
-// memory, which records then do without. The multiplying warps multiply the slice in place.
+// A prescale of up to 8 tokens is fetched, too, before the previous kernel has ended, because its factors are constant: behind everything else
+// in shared memory, of which the ring leaves as much. The multiplying warps multiply the slice in place.
 #pragma once
 
 #include "kernels/cuda/sm90/decode/decode_ring.cuh"
@@ -13,6 +13,7 @@ namespace nibble::cuda {
 struct FloatActs : Activations {
   bool bulk;             // can be fetched by bulk copies
   const float* factors;  // of channels [K], fetched by bulk copies; null: none, or gathering multiplies by them
+  int factors_at;        // in shared memory
 };
 using DecodeKernel = const Launchable<RingParams<FloatActs>>*;
 /// The kernel for codes that are floats; null beyond 8 tokens.
@@ -23,9 +24,9 @@ cudaError_t decode_experts_sm90(const LinearTask& task, const DecodeConfig& conf
 namespace {
 
 /// Multiplies `channels` activations of each token in shared memory by their channels' factors, each product rounded to `type`; a token
-/// begins every `pitch` bytes. Out of line, as gather_apart is.
+/// begins every `pitch` bytes. With `dummy` nothing is stored: it fetches the instructions. Out of line, as gather_apart is.
 __device__ __noinline__ void prescale_slice(std::uint32_t x, int pitch, int tokens, std::uint32_t factors, int channels,
-                                            DType type) {
+                                            DType type, bool dummy) {
   for (int first = 8 * threadIdx.x; first < channels; first += 8 * kMultipliers) {
     const uint4 low = ptx::load_shared16(factors + 4 * first), high = ptx::load_shared16(factors + 4 * first + 16);
     const EightFactors eight{{__uint_as_float(low.x), __uint_as_float(low.y), __uint_as_float(low.z), __uint_as_float(low.w),
@@ -33,7 +34,8 @@ __device__ __noinline__ void prescale_slice(std::uint32_t x, int pitch, int toke
                               __uint_as_float(high.w)}};
     for (int token = 0; token < tokens; ++token) {
       const std::uint32_t at = x + token * pitch + 2 * first;
-      ptx::store_shared16(at, times(ptx::load_shared16(at), eight, type));
+      const uint4 product = times(ptx::load_shared16(at), eight, type);
+      if (!dummy) ptx::store_shared16(at, product);
     }
   }
 }
@@ -59,11 +61,11 @@ struct Decode {
     return sum_parts<Act, kCodes>(part, m, token, row);
   }
   __device__ static __forceinline__ bool has_factors(const Params& p) { return kTiles == 1 && p.x.factors != nullptr; }
-  __device__ static __forceinline__ void request_factors(const Params& p, int first, int records, std::uint32_t to,
+  __device__ static __forceinline__ void request_factors(const Params& p, int first, int records, std::uint32_t base,
                                                          std::uint32_t x_full) {
     const int bytes = records * gpu_tile::kChannels * 4;
     ptx::barrier_arrive_expect(x_full, bytes);
-    ptx::bulk_copy(to, p.x.factors + first * gpu_tile::kChannels, bytes, x_full, ptx::evict_last());
+    ptx::bulk_copy(base + p.x.factors_at, p.x.factors + first * gpu_tile::kChannels, bytes, x_full, ptx::evict_last());
   }
   __device__ static __forceinline__ bool requests(const Params& p) { return p.x.bulk; }
   __device__ static __forceinline__ void request(const Params& p, int first, int records, std::uint32_t to, std::uint32_t x_full,
@@ -74,16 +76,18 @@ struct Decode {
     const auto* x = static_cast<const std::uint16_t*>(p.x.x) + first * gpu_tile::kChannels;
     if (lane < p.x.m) ptx::bulk_copy(to + lane * p.x_pitch, x + lane * p.x.stride, bytes, x_full, ptx::evict_last());
   }
-  __device__ static __forceinline__ void fetch(const Params& p, int first, int records, std::uint32_t x, std::uint32_t factors,
-                                               std::uint32_t x_full) {
+  __device__ static __forceinline__ void fetch(const Params& p, const Slice& slice, std::uint32_t base) {
+    const int channels = slice.records * gpu_tile::kChannels;
     if (p.x.bulk) {
-      ptx::barrier_wait(x_full, 0);
+      constexpr int kOfAWarp = 8 * 32;
+      if (has_factors(p)) prescale_slice(slice.parts, 0, 1, slice.parts, kOfAWarp, p.x.rule.type, true);
+      ptx::barrier_wait(slice.x_full, 0);
       if (!has_factors(p)) return;
-      prescale_slice(x, p.x_pitch, p.x.m, factors, records * gpu_tile::kChannels, p.x.rule.type);
+      prescale_slice(slice.x, p.x_pitch, p.x.m, base + p.x.factors_at, channels, p.x.rule.type, false);
       ptx::named_barrier(1, kMultipliers);
     } else {
       ptx::wait_for_predecessors();
-      stage_activations(p.x, first * gpu_tile::kChannels, records * gpu_tile::kChannels, x, p.x_pitch, threadIdx.x, kMultipliers);
+      stage_activations(p.x, slice.first * gpu_tile::kChannels, channels, slice.x, p.x_pitch, threadIdx.x, kMultipliers);
       ptx::async_copy_commit();
       ptx::async_copy_wait<0>();
       ptx::named_barrier(1, kMultipliers);

@@ -72,7 +72,7 @@ struct Produce : DecodeCta<Work> {
   /// Requests the first records: their latency is the longest.
   __device__ void request_first() const {
     request(0, first_stage, 0, ptx::evict_first());
-    if (Work::has_factors(p)) Work::request_factors(p, this->first_record, records, this->factors(), this->x_full());
+    if (Work::has_factors(p)) Work::request_factors(p, this->first_record, records, base, this->x_full());
   }
   __device__ void run() const {
     const std::uint64_t policy = ptx::evict_first();
@@ -143,7 +143,7 @@ struct Multiply : DecodeCta<Work> {
         continue;
       }
       if (Work::kQuantizes) this->end_warm_up();
-      Work::fetch(p, this->first_record, records, this->x(), this->factors(), this->x_full());
+      Work::fetch(p, this->slice(), base);
     }
   }
 };

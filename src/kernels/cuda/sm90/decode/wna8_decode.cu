@@ -269,7 +269,7 @@ struct Wna8Decode {
   __device__ static void request_factors(const Params&, int, int, std::uint32_t, std::uint32_t) {}
   __device__ static constexpr bool requests(const Params&) { return false; }
   __device__ static void request(const Params&, int, int, std::uint32_t, std::uint32_t, int) {}
-  __device__ static __forceinline__ void fetch(const Params& p, int, int, std::uint32_t, std::uint32_t, std::uint32_t) {
+  __device__ static __forceinline__ void fetch(const Params& p, const Slice&, std::uint32_t) {
     ptx::wait_for_predecessors();
     if (p.split > 1) ptx::cluster_wait();  // before the first word to another CTA
   }

@@ -214,7 +214,7 @@ constexpr std::pair<const char*, const char*> kWords[] = {
 std::size_t word_of(std::string_view kernel) {
   const auto info = kernel_info(kernel);
   if (!info.ok() || info->backend == Backend::reference) return 2;
-  return info->isa == Isa::simt || kernel.ends_with("_dense") ? 1 : 0;
+  return info->isa == Isa::simt || info->layout == "gpu_rows" || kernel.ends_with("_dense") ? 1 : 0;
 }
 
 /// The best that runs at any M. Where it changes follows from costs, which are measured on some machines only.

@@ -200,6 +200,7 @@ void expect_within_bound(const QuantTensor& q, const ConvCase& c, const Images& 
 bool takes(const Kernel& kernel, const WeightScheme& scheme, const ConvSpec& spec) {
   const std::int64_t group = scheme.group.k, block = spec.act_scheme.group.k;
   if (block != 0 && group != 0 && group % block != 0 && block % group != 0) return false;  // plans refuse it
+  if (scheme.is_dense() && spec.act_scheme.codes != DType::none) return false;             // plans refuse it
   return kernel.accepts(kernel, problem_for(kernel, scheme, spec, false)).ok();
 }
 
@@ -228,7 +229,10 @@ const std::vector<WeightScheme>& conv_schemes() {
                                                   {DType::u8, ZeroKind::integer, GroupShape::group(128), DType::f16},
                                                   {DType::u4, ZeroKind::offset, GroupShape::image_channels(32), DType::bf16},
                                                   {DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32},
-                                                  {DType::e2m1, ZeroKind::none, GroupShape::group(32), DType::e8m0}};
+                                                  {DType::e2m1, ZeroKind::none, GroupShape::group(32), DType::e8m0},
+                                                  WeightScheme::dense(DType::f16),
+                                                  WeightScheme::dense(DType::bf16),
+                                                  WeightScheme::dense(DType::f32)};
   return kSchemes;
 }
 

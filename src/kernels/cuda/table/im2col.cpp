@@ -1,5 +1,5 @@
 // Convolutions as linear layers on patches in memory: what the kernels that gather patches themselves (conv.cpp) do not take, and tensor
-// cores do. A row here is the row of a linear layer, whose accepts, cost and function it asks for a token per output pixel.
+// cores do; and all with dense weights. A row here is the row of a linear layer, whose accepts, cost and function it asks for a token per output pixel.
 //
 //   images ──im2col──▶ patches ──prepare──▶ codes ──the linear row──▶ D        some output pixels at a time, whose patches fit into L2
 //                                                            └─▶ rows ──col2im──▶ D, where D is NCHW
@@ -97,8 +97,17 @@ Im2colMap map_of(const Kernel& self, const Problem& p, std::int64_t room) {
 
 std::size_t workspace(const Kernel& self, const Problem& p) { return map_of(self, p, room(p)).bytes; }
 
-Result<std::shared_ptr<const void>> configure(const Kernel&, const Problem& p) {
-  return std::shared_ptr<const void>(std::make_shared<const std::int64_t>(room(p)));
+/// What a plan finds out once: the room for patches, and what the linear row is configured to, for any number of pixels of a piece.
+struct Im2colConfig {
+  std::int64_t room;
+  std::shared_ptr<const void> linear;
+};
+Result<std::shared_ptr<const void>> configure(const Kernel& self, const Problem& p) {
+  Im2colConfig config{room(p), nullptr};
+  if (self.linear->configure != nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(config.linear, self.linear->configure(*self.linear, of_tokens(p, most_tokens(p, config.room))));
+  }
+  return std::shared_ptr<const void>(std::make_shared<const Im2colConfig>(std::move(config)));
 }
 
 // ---- conditions
@@ -170,7 +179,8 @@ Status run(const Kernel& self, const StepArgs& args) {
   const Kernel& linear = *self.linear;
   const ConvGeometry& g = args.conv->geometry;
   const Problem p = problem_of(self, args);
-  const std::int64_t room = *static_cast<const std::int64_t*>(args.config), batch = p.m;
+  const auto& config = *static_cast<const Im2colConfig*>(args.config);
+  const std::int64_t room = config.room, batch = p.m;
   const Im2colMap map = map_of(self, p, room);
   const Kernel* const prepare = prepare_of(linear, p);
 
@@ -199,7 +209,7 @@ Status run(const Kernel& self, const StepArgs& args) {
 
   StepArgs rows = args;
   rows.conv = nullptr;
-  rows.config = nullptr;
+  rows.config = config.linear.get();
   rows.prepared = memory + map.prepared;
   rows.scratch = args.scratch.subspan(map.scratch);
   rows.operands.next = nullptr;
@@ -286,7 +296,11 @@ Kernel row_of(const Kernel& linear) {
                 ? "patches in the workspace, some output pixels at a time, multiplied as a linear layer: wgmma; the CTAs "
                   "of a cluster split K"
                 : "patches in the workspace, some output pixels at a time, multiplied as a linear layer: wgmma"
-          : "patches in the workspace, some output pixels at a time, multiplied as a linear layer: mma.sync";
+      : linear.layout != "gpu_rows"
+          ? "patches in the workspace, some output pixels at a time, multiplied as a linear layer: mma.sync"
+      : linear.variant == "dense"
+          ? "dense weights: patches in the workspace, some output pixels at a time, multiplied by cuBLASLt; the bits depend on M"
+          : "dense weights: patches in the workspace, some output pixels at a time, f32 multiply-adds without tensor cores";
   if (linear.isa != Isa::sm90) row.tile = {};
   row.least_m = 1;
   row.expert_rows = 0;
@@ -300,9 +314,10 @@ Kernel row_of(const Kernel& linear) {
   return row;
 }
 
-/// The linear rows that are asked: of sm_90's the tiles for many tokens and, for few, those whose clusters split K.
+/// The linear rows that are asked: those of dense weights, of sm_90's the tiles for many tokens and, for few, those whose clusters split K.
 bool is_asked(const Kernel& row) {
   if (row.op != Op::linear) return false;
+  if (row.layout == "gpu_rows") return true;
   if (row.isa == Isa::sm80) return row.tile.m == 0 && (row.variant == "gemm" || row.variant.empty());
   if (row.isa != Isa::sm90) return false;
   const Tile& t = row.tile;
@@ -318,8 +333,8 @@ bool is_asked(const Kernel& row) {
 std::span<const Kernel> im2col_kernels() {
   static const std::vector<Kernel> kRows = [] {
     std::vector<Kernel> rows;
-    for (const std::span<const Kernel> family :
-         {wna16_kernels(), wna8_kernels(), w8a8_kernels(), fixed_point_kernels(), pair_kernels(), e4m3_halves_kernels()})
+    for (const std::span<const Kernel> family : {wna16_kernels(), wna8_kernels(), w8a8_kernels(), fixed_point_kernels(),
+                                                 pair_kernels(), e4m3_halves_kernels(), dense_kernels()})
       for (const Kernel& row : family)
         if (is_asked(row)) rows.push_back(row_of(row));
     return rows;

@@ -20,13 +20,15 @@ struct Case {
   DType type;
   bool nchw;
   int images, height, width, channels, groups, padding;
-  bool codes, prescaled = false, fp8 = false;
+  bool codes, prescaled = false, fp8 = false, zero = true;  // zero: codes have a zero point, of int8
 };
 
 std::string name(const Case& c) {
   return fmt::format("{}_{}_{}x{}x{}_c{}_groups{}_padding{}{}{}{}", nibble::name(c.type), c.nchw ? "nchw" : "nhwc", c.images,
                      c.height, c.width, c.channels, c.groups, c.padding, c.codes ? "_codes" : "", c.prescaled ? "_prescaled" : "",
-                     c.fp8 ? "_fp8" : "");
+                     c.fp8                ? "_fp8"
+                     : c.zero || !c.codes ? ""
+                                          : "_symmetric");
 }
 
 class EmulatedImages : public testing::TestWithParam<Case> {};
@@ -93,7 +95,7 @@ TEST_P(EmulatedImages, AreChannelsLast) {
   }
 
   task.acts.scale = c.type == DType::s8 ? 1.0f : 0.11f;
-  task.acts.zero = c.fp8 ? 0 : 7;
+  task.acts.zero = c.fp8 || !c.zero ? 0 : 7;
   task.scaled.geometry.integers = !c.fp8;
   task.scaled.geometry.has_zeros = !c.fp8;
   const CodesMap map = codes_map(p, c.images, !c.fp8);
@@ -101,7 +103,8 @@ TEST_P(EmulatedImages, AreChannelsLast) {
   task.scratch = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(scratch.data()) + 15) / 16 * 16);
   CodeImages images;
   ASSERT_EQ(code_images(task, images, nullptr), cudaSuccess);
-  const int across = c.width + 2 * c.padding, down = c.height + 2 * c.padding;
+  const int frame = task.acts.zero != 0 ? c.padding : 0;  // pixels of padding in memory
+  const int across = c.width + 2 * frame, down = c.height + 2 * frame;
   const act_rule::Rule rule = act_rule::known(task.acts.scale, task.acts.zero);
   const auto code = [&](int image, int h, int w, int channel) -> int {
     if (h < 0 || h >= c.height || w < 0 || w >= c.width) return rule.zero;
@@ -115,7 +118,7 @@ TEST_P(EmulatedImages, AreChannelsLast) {
         for (int channel = 0; channel < all; ++channel) {
           const auto* const pixel =
               static_cast<const std::int8_t*>(images.x) + ((std::int64_t{image} * down + h) * across + w) * images.pitch;
-          ASSERT_EQ(pixel[channel], code(image, h - c.padding, w - c.padding, channel))
+          ASSERT_EQ(pixel[channel], code(image, h - frame, w - frame, channel))
               << image << " " << h << " " << w << " " << channel;
         }
   for (int group = 0; group < c.groups && !c.fp8; ++group)
@@ -147,6 +150,11 @@ constexpr Case kCases[] = {
     {DType::f32, false, 2, 9, 7, 32, 2, 1, true, true},
     {DType::f16, true, 2, 8, 12, 80, 1, 1, true, true, true},
     {DType::f32, false, 2, 9, 7, 32, 2, 1, true, false, true},
+    {DType::f16, true, 2, 8, 12, 144, 1, 1, true, false, false, false},
+    {DType::bf16, true, 1, 6, 10, 80, 1, 1, true, false, false, false},
+    {DType::f16, true, 2, 9, 9, 32, 2, 1, true, false, false, false},
+    {DType::f16, true, 2, 10, 10, 80, 1, 0, true},
+    {DType::f16, false, 2, 9, 7, 48, 1, 1, true, false, false, false},
 };
 INSTANTIATE_TEST_SUITE_P(Steps, EmulatedImages, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 

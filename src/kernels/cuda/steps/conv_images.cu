@@ -8,12 +8,12 @@
 // This handles any strides and sizes, an element at a time, and multiplies elements by the prescale of their channel on the way. The two
 // usual kinds of images use vectors:
 //
-//   [C][H·W] of 16-bit elements, 4 or 8 pixels at a time: ldmatrix transposes 8 pixels × 8 channels
+//   [C][H·W] of 16-bit elements, as they are or to codes, 4 or 8 pixels at a time: ldmatrix transposes 8 pixels × 8 channels
 //   [H·W][C] to codes, 16 channels at a time: no transposition
 //
-// Images of codes include their padding, H' = top + H + bottom: it is the code z of 0, and every element of a filter is inside the image.
-// So sums are corrected as those of a matrix, exactly: I = Σ q·w − z·Σ w. The zeros that TMA fills in, code 0, would need the sum of the
-// weights inside the image for every pixel of the border.
+// Where 0 has another code z than 0, images of codes include their padding, H' = top + H + bottom: every element of a filter is then inside
+// the image. So sums are corrected as those of a matrix, exactly: I = Σ q·w − z·Σ w. The zeros that TMA fills in, code 0, would need the
+// sum of the weights inside the image for every pixel of the border.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -105,6 +105,20 @@ struct AsCode<DType::s8> {
   __device__ Value padding() const { return static_cast<std::int8_t>(rule.zero); }
 };
 
+/// The codes of 16 elements, from `channel` on.
+template <class Element>
+__device__ __forceinline__ uint4 sixteen_codes(const Element& element, const typename Element::Raw* elements, int channel) {
+  std::uint32_t word[4];
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    const auto code = [&](int j) {
+      return static_cast<std::uint32_t>(static_cast<std::uint8_t>(element.value(elements[4 * w + j], channel + 4 * w + j)));
+    };
+    word[w] = __byte_perm(__byte_perm(code(0), code(1), 0x0040), __byte_perm(code(2), code(3), 0x0040), 0x5410);
+  }
+  return {word[0], word[1], word[2], word[3]};
+}
+
 struct ImageCopy {
   ConvTask task;
   void* to;
@@ -165,8 +179,8 @@ __global__ void __launch_bounds__(kThreads, Element::kIsGeneral ? 2 : kCtas) cop
 // ---- images of 16-bit elements whose pixels are side by side, in vectors of kVector pixels
 
 /// A warp has 8 of the square's pixels and all of its channels. Rows of shared memory are 128 bytes, whose chunks of 16 are swizzled by the
-/// row.
-template <int kVector>
+/// row. There is no padding.
+template <int kVector, class Element>
 __global__ void __launch_bounds__(kThreads) transpose_kernel(const __grid_constant__ ImageCopy b) {
   constexpr int kRowBytes = kSquare * 2, kVectors = kSquare / kVector;  // of a channel's pixels
   __shared__ __align__(128) std::uint8_t channels[kSquare * kRowBytes], pixels[kSquare * kRowBytes];
@@ -216,13 +230,23 @@ __global__ void __launch_bounds__(kThreads) transpose_kernel(const __grid_consta
     for (int i = 0; i < 4; ++i) ptx::store_shared4(at(pixels, warp * 8 + lane / 4, octet + i) + lane % 4 * 4, m[i]);
   }
   __syncwarp();
-  auto* const to =
-      static_cast<std::uint16_t*>(b.to) + (std::int64_t{image} * b.pixels + first_pixel) * b.channels + first_channel;
+  using Value = typename Element::Value;
+  constexpr int kStored = 16 / static_cast<int>(sizeof(Value)), kStores = kSquare / kStored, kEach = 32 / kStores;
+  Value* const to = static_cast<Value*>(b.to) + (std::int64_t{image} * b.pixels + first_pixel) * b.channels + first_channel;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int pixel = warp * 8 + i * 4 + lane / 8, channel = lane % 8 * 8;
+  for (int i = 0; i < 8 / kEach; ++i) {
+    const int pixel = warp * 8 + i * kEach + lane / kStores, channel = lane % kStores * kStored;
     if (first_pixel + pixel >= b.pixels || first_channel + channel >= b.channels) continue;
-    *reinterpret_cast<uint4*>(to + std::int64_t{pixel} * b.channels + channel) = ptx::load_shared16(at(pixels, pixel, lane % 8));
+    uint4 stored;
+    if constexpr (sizeof(Value) == 2) {
+      stored = ptx::load_shared16(at(pixels, pixel, lane % kStores));
+    } else {
+      const Element element(t);
+      const uint4 raw[2] = {ptx::load_shared16(at(pixels, pixel, lane % kStores * 2)),
+                            ptx::load_shared16(at(pixels, pixel, lane % kStores * 2 + 1))};
+      stored = sixteen_codes(element, reinterpret_cast<const std::uint16_t*>(raw), first_channel + channel);
+    }
+    *reinterpret_cast<uint4*>(to + std::int64_t{pixel} * b.channels + channel) = stored;
   }
 }
 
@@ -261,19 +285,10 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(const __grid_constant_
     for (int i = 0; i < kPixels; ++i) {
       const int pixel = i * rows + static_cast<int>(threadIdx.y);
       if (first + pixel >= all) continue;
-      const auto* elements = reinterpret_cast<const Raw*>(raw[i]);
-      std::uint32_t word[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const auto code = [&](int j) {
-          return static_cast<std::uint32_t>(static_cast<std::uint8_t>(element.value(elements[4 * w + j], channel + 4 * w + j)));
-        };
-        word[w] = from[pixel] < 0
-                      ? static_cast<std::uint8_t>(element.padding()) * 0x01010101u
-                      : __byte_perm(__byte_perm(code(0), code(1), 0x0040), __byte_perm(code(2), code(3), 0x0040), 0x5410);
-      }
-      *reinterpret_cast<uint4*>(static_cast<std::uint8_t*>(b.to) + std::int64_t{first + pixel} * b.channels + channel) = {
-          word[0], word[1], word[2], word[3]};
+      const std::uint32_t padding = static_cast<std::uint8_t>(element.padding()) * 0x01010101u;
+      *reinterpret_cast<uint4*>(static_cast<std::uint8_t*>(b.to) + std::int64_t{first + pixel} * b.channels + channel) =
+          from[pixel] < 0 ? uint4{padding, padding, padding, padding}
+                          : sixteen_codes(element, reinterpret_cast<const Raw*>(raw[i]), channel);
     }
   }
 }
@@ -296,18 +311,21 @@ cudaError_t copy_images(const ConvTask& task, void* to, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(squares), static_cast<unsigned>((b.channels + kSquare - 1) / kSquare));
   if (to == nullptr || squares < 1 || b.channels * sizeof(typename Element::Value) % 16 != 0) return cudaErrorInvalidValue;
   if (squares > std::numeric_limits<std::int32_t>::max() || grid.y > 65535) return cudaErrorInvalidConfiguration;
-  if constexpr (sizeof(typename Element::Value) == 1 && !Element::kIsGeneral) {
+  constexpr bool kToCodes = sizeof(typename Element::Value) == 1 && !Element::kIsGeneral;
+  constexpr bool kTransposes = sizeof(typename Element::Raw) == 2 && (kToCodes || std::is_same_v<Element, AsItIs<std::uint16_t>>);
+  if constexpr (kTransposes) {
+    if (task.a.pixel == 1 && pixels == task.patches.height * task.patches.width && in_vectors(task, 8, 2, pixels)) {
+      const bool eights = in_vectors(task, 16, 2, pixels);
+      return launch_dependent(eights ? transpose_kernel<8, Element> : transpose_kernel<4, Element>, grid, kThreads, 0, stream, b);
+    }
+  }
+  if constexpr (kToCodes) {
     if (task.a.channel == 1 && in_vectors(task, 16, sizeof(typename Element::Raw), b.channels) &&
         std::int64_t{task.images} * pixels <= std::numeric_limits<std::int32_t>::max() / 2) {
       const int across = std::min(b.channels / kCodes, kThreads), rows = kThreads / across;
       const std::int64_t all = std::int64_t{task.images} * pixels, ctas = (all + rows * kPixels - 1) / (rows * kPixels);
       return launch_dependent(encode_kernel<Element>, static_cast<unsigned>(ctas),
                               dim3(static_cast<unsigned>(across), static_cast<unsigned>(rows)), 0, stream, b);
-    }
-  } else if constexpr (std::is_same_v<Element, AsItIs<std::uint16_t>>) {
-    if (task.a.pixel == 1 && in_vectors(task, 8, 2, pixels)) {
-      const bool eights = in_vectors(task, 16, 2, pixels);
-      return launch_dependent(eights ? transpose_kernel<8> : transpose_kernel<4>, grid, kThreads, 0, stream, b);
     }
   }
   return launch_dependent(copy_kernel<Element>, grid, kThreads, 0, stream, b);
@@ -357,12 +375,17 @@ cudaError_t sum_patches(const CodeImages& images, std::int64_t tokens, std::int3
   return launch_dependent(sum_patches_kernel, grid, 32 * kSumWarps, 0, stream, s);
 }
 
-/// Channels side by side, pixels at multiples of 16 bytes, and padding, if any, that is code 0.
+/// Whether padding, if any, is code 0.
+bool pads_with_zeros(const ConvTask& task) {
+  const Patches& p = task.patches;
+  return (p.top | p.bottom | p.left | p.right) == 0 || (task.acts.zeros == nullptr && task.acts.zero == 0);
+}
+/// Channels side by side, pixels at multiples of 16 bytes, and padding that need not be stored.
 bool readable(const ConvTask& task) {
   const Patches& p = task.patches;
-  const bool zeros = (p.top | p.bottom | p.left | p.right) == 0 || (task.acts.zeros == nullptr && task.acts.zero == 0);
-  return bits(task.a_dtype) == 8 && zeros && task.a.channel == 1 && task.a.image == task.a.pixel * p.height * p.width &&
-         task.a.pixel % 16 == 0 && reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
+  return bits(task.a_dtype) == 8 && pads_with_zeros(task) && task.a.channel == 1 &&
+         task.a.image == task.a.pixel * p.height * p.width && task.a.pixel % 16 == 0 &&
+         reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
 }
 
 template <DType kSource>
@@ -381,11 +404,15 @@ cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream) {
   }
 }
 
+ConvTask without_padding(ConvTask task) {
+  task.patches.top = task.patches.bottom = task.patches.left = task.patches.right = 0;
+  return task;
+}
+
 }  // namespace
 
 cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream) {
-  ConvTask bare = task;  // TMA can only pad with 0
-  bare.patches.top = bare.patches.bottom = bare.patches.left = bare.patches.right = 0;
+  const ConvTask bare = without_padding(task);  // TMA can only pad with 0
   if (task.a_dtype == DType::f32) return copy_images<AsItIs<std::uint32_t>>(bare, to, stream);
   if (task.a_dtype == DType::s8) return copy_images<AsCode<DType::s8>>(bare, to, stream);
   if (task.prescale == nullptr) return copy_images<AsItIs<std::uint16_t>>(bare, to, stream);
@@ -445,9 +472,10 @@ cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t s
     return cudaErrorInvalidValue;
   images = {task.x, task.a.pixel, task.patches, nullptr};
   if (!readable(task)) {
-    if (const cudaError_t e = codes_last(task, task.scratch, stream)) return e;
-    const Patches frame = padded(task.patches);
-    images = {task.scratch, std::int64_t{frame.channels} * frame.groups, frame, nullptr};
+    const bool zeros = pads_with_zeros(task);
+    if (const cudaError_t e = codes_last(zeros ? without_padding(task) : task, task.scratch, stream)) return e;
+    images = {task.scratch, std::int64_t{task.patches.channels} * task.patches.groups,
+              zeros ? task.patches : padded(task.patches), nullptr};
   }
   if (!task.scaled.geometry.has_zeros) return cudaSuccess;
   if (task.scratch == nullptr) return cudaErrorInvalidValue;

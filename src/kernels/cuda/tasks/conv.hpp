@@ -64,7 +64,7 @@ struct CodeImages {
   const std::int32_t* sums = nullptr;  // [groups][tokens] of the patches' codes; where the weight has zero points
 };
 /// The images of codes of task.x: in place where it has this form, else made in task.scratch (codes_map) with task.acts' scale and zero
-/// point, and with their padding in memory (padded). Channels of a group are a multiple of 16.
+/// point and, where that is not known to be 0, with their padding in memory (padded). Channels of a group are a multiple of 16.
 cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t stream);
 
 /// Codes of pixels for products with task.weight, and their terms (Wna8ImageMap): images of codes [B,H,W,C] of task.online's rule or, of fixed

@@ -226,6 +226,7 @@ TEST_F(Gpu, StreamKAddsUpWhatItCuts) {
                                                              : DType::f16;
     const Scheme scheme = must(Scheme::parse(e4m3                                      ? "e4m3r_e4m3c"
                                              : exact                                   ? "s8zr_s8c"
+                                             : cut.starts_with("linear_any_e4m3f16_")  ? "e4m3r_u4zg128"
                                              : cut.starts_with("linear_any_s8i16_any") ? "s8g128_u4zg128"
                                                                                        : "u4zg128"));
     ++kernels_run;

@@ -92,7 +92,8 @@ struct RingExpertCase {
 class EmulatedDecodeExperts : public testing::TestWithParam<RingExpertCase> {};
 
 TEST_P(EmulatedDecodeExperts, GivesTheSumsOfEachExpert) {
-  const auto& [experts, ctas] = GetParam();
+  const emulator::ExpertCase& experts = GetParam().experts;
+  const int ctas = GetParam().ctas;
   emulator::use_shared_memory(shared);
   emulator::expect_sums_of_experts(
       experts,

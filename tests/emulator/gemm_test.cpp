@@ -144,7 +144,8 @@ struct GemmExpertCase {
 class EmulatedGemmExperts : public testing::TestWithParam<GemmExpertCase> {};
 
 TEST_P(EmulatedGemmExperts, GivesTheSumsOfEachExpert) {
-  const auto& [experts, depth] = GetParam();
+  const emulator::ExpertCase& experts = GetParam().experts;
+  const int depth = GetParam().depth;
   emulator::use_shared_memory(shared);
   emulator::expect_sums_of_experts(
       experts,

@@ -80,7 +80,8 @@ struct ExpertCase {
 class EmulatedW8a8Sm80Experts : public testing::TestWithParam<ExpertCase> {};
 
 TEST_P(EmulatedW8a8Sm80Experts, GiveTheSumsOfTheirRows) {
-  const auto& [layer, tokens] = GetParam();
+  const emulator::W8A8Case& layer = GetParam().layer;
+  const int tokens = GetParam().tokens;
   emulator::use_shared_memory(shared);
   emulator::expect_sums_of_experts(emulator::W8A8Layer(layer), tokens,
                                    [&](const W8A8Task& task) { return linear_w8a8_sm80_experts(task, tokens, nullptr); });

@@ -100,7 +100,8 @@ struct ExpertCase {
 class EmulatedWna8Sm80Experts : public testing::TestWithParam<ExpertCase> {};
 
 TEST_P(EmulatedWna8Sm80Experts, GiveTheSumsOfTheirRows) {
-  const auto& [layer, tokens] = GetParam();
+  const emulator::Wna8Case& layer = GetParam().layer;
+  const int tokens = GetParam().tokens;
   emulator::use_shared_memory(shared);
   emulator::expect_sums_of_experts(emulator::Wna8Layer(layer, true), tokens,
                                    [&](const Wna8Task& task) { return linear_wna8_sm80_experts(task, tokens, nullptr); });

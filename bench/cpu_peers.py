@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """nibble and other libraries side by side on this CPU, into one JSON that docs/render.py shows as a table.
 
-usage: bench/cpu_peers.py [--json FILE] [--modes SCHEME,...] [-M 1,4,...] [--shapes FILE] [--rounds 7] [--seconds 0.05] [--threads N]
+usage: bench/cpu_peers.py [--json FILE] [--modes SCHEME,...] [-M 1,4,...] [--shapes FILE] [--rounds 7] [--seconds 0.05] [--threads N] [--isa avx2]
 
 Compared are those of onnxruntime, openvino, torch and XNNPACK that can be imported: pip install onnxruntime onnx openvino torch executorch torchao. Each library runs in a process of its own, which waits
 while another is measured; in each round the libraries take turns in random order. All multiply by the same codes and scales, of which each
 has 256 MiB of copies, or 64 of them, that take turns. Every result is compared with the product of dequantized weights; a library whose relative
-error is over 3 % is left out, with that reason, and so is one without such a product. With NIBBLE_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 nibble,
-openvino and torch keep to these instructions; onnxruntime cannot be told.
+error is over 3 % is left out, with that reason, and so is one without such a product. With --isa avx2 they keep to these instructions;
+onnxruntime and XNNPACK, which cannot be told, are left out.
 """
 
 import argparse
@@ -30,6 +30,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # All copies of a weight that a library has.
 COLD_BYTES, MOST_COPIES = 256 << 20, 64
 MOST_ERROR = 0.03
+# How libraries are told to keep to older instructions, where they can be.
+LIMITS = {"avx2": {"NIBBLE_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}}
+LIMITED = {"nibble", "openvino", "torch"}
 # What multiplies the weights, the type of the activations, and how they are quantized.
 MODES = {
     "u4b8g32": ("u4b8g32", "f32", ""),
@@ -418,6 +421,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.05, help="of each round and library")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--isa", choices=LIMITS, help="the instructions that libraries keep to; all that this CPU has otherwise")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -426,9 +430,10 @@ def main():
     if unknown := [mode for mode in modes if mode not in MODES]:
         sys.exit(f"cpu_peers.py: no mode {', '.join(unknown)}; there are {', '.join(MODES)}")
 
+    os.environ.update(LIMITS.get(args.isa, {}))
     import nibble
 
-    workers = {name: Worker(name, args.threads) for name in LIBRARIES}
+    workers = {name: Worker(name, args.threads) for name in LIBRARIES if args.isa is None or name in LIMITED}
     for name, w in list(workers.items()):
         if "left_out" in w.hello:
             print(f"{name} is left out: {w.hello['left_out']}", file=sys.stderr)

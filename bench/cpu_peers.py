@@ -400,7 +400,10 @@ def described():
 
 
 def text(data):
-    """A result a line."""
+    """A result a line. Reasons to leave a library out stand in front, once; results have their places."""
+    reasons = sorted({reason for r in data["results"] for reason in r["left_out"].values()})
+    rows = [{**r, "left_out": {name: reasons.index(reason) for name, reason in r["left_out"].items()}} for r in data["results"]]
+    data = {**data, "reasons": reasons, "results": rows}
     head = json.dumps({key: value for key, value in data.items() if key != "results"}, ensure_ascii=False, indent=1)
     rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in data["results"])
     return f'{head.removesuffix("}").rstrip()},\n "results": [\n{rows}\n ]\n}}\n'

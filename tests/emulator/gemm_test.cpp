@@ -246,7 +246,7 @@ constexpr ConvCase kConvs[] = {
     {{2, 9, 7, 64, 72, 3, 1, 1, 1, false}, 64, 64, 1, true},
     {{3, 8, 7, 192, 72, 1, 1, 0, 1, true}, 64, 64, 1, false, true},
     {{2, 12, 12, 64, 200, 1, 1, 0, 1, true}, 128, 128, 2, false, true},
-    {{3, 8, 9, 320, 64, 1, 1, 0, 1, true}, 64, 256, kStreamK, false, true},
+    {{3, 8, 15, 320, 64, 1, 1, 0, 1, true}, 64, 256, kStreamK, false, true},
 };
 INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemmConv, testing::ValuesIn(kConvs));
 

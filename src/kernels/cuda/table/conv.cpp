@@ -401,8 +401,9 @@ double reorder_us(const Kernel& self, const GpuInfo& gpu, const Problem& p) {
 
 /// Whether sm_90's kernels read images as they lie in NCHW (conv_gemm_sm90), if their rows begin where TMA can read.
 bool reads_planar(const Problem& p) {
-  const bool planar = p.input == ImageLayout::nchw && p.output == ImageLayout::nchw && is_pointwise(patches_of(p.geometry)) &&
-                      pixels(p.geometry) % 8 == 0 && !p.prescales_k;
+  const Patches patches = patches_of(p.geometry);
+  const bool planar = p.input == ImageLayout::nchw && p.output == ImageLayout::nchw && is_pointwise(patches) &&
+                      patches.pixels() % 8 == 0 && fill_boxes(patches.pixels()) && !p.prescales_k;
   return planar && has_usual_constants(p) && !gpu_tile::are_floats(gpu_tile::stored_codes(p.scheme.codes)) &&
          gpu_tile::span(p.scheme.group.k) >= 32;
 }

@@ -1,5 +1,6 @@
 // Convolutions as linear layers on patches in memory: what the kernels that gather patches themselves (conv.cpp) do not take, and tensor
-// cores do; and all with dense weights. A row here is the row of a linear layer, whose accepts, cost and function it asks for a token per output pixel.
+// cores do; and all with dense weights. A row here is the row of a linear layer, whose accepts, cost and function it asks for a token per
+// output pixel.
 //
 //   images ──im2col──▶ patches ──prepare──▶ codes ──the linear row──▶ D        some output pixels at a time, whose patches fit into L2
 //                                                            └─▶ rows ──col2im──▶ D, where D is NCHW

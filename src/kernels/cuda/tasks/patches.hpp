@@ -12,6 +12,9 @@ namespace nibble::cuda {
 constexpr int kPatchChannels = 64;
 /// The pixels of a channel in a TMA box of images whose pixels are side by side: 128 bytes of 16-bit floats.
 constexpr int kPlanarPixels = 64;
+/// The tokens that such an image counts for, because a box has pixels of one image; and whether they are worth it, at most a quarter being none.
+constexpr int planar_tokens(int pixels) { return (pixels + kPlanarPixels - 1) / kPlanarPixels * kPlanarPixels; }
+constexpr bool fill_boxes(int pixels) { return planar_tokens(pixels) - pixels <= planar_tokens(pixels) / 4; }
 
 struct Patches {
   int channels = 0;  // of a pixel and group; 0: no convolution, tokens are rows of a matrix

@@ -254,17 +254,25 @@ template <class Work>
 __global__ void __launch_bounds__(kExpertThreads, 1) decode_experts_kernel(const __grid_constant__ typename Work::Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const ExpertCta<Work> cta(p, shared);
-  if (!cta.sorts()) ptx::let_dependents_start();
+  const bool sorts = cta.sorts();
+  // A CTA's first tile follows from the number of tiles: the experts of the first 32 are loaded together with it.
+  int tiles = 0, of_lane = 0;
+  const auto load_tiles = [&] { tiles = cta.tiles(), of_lane = cta.expert(min(cta.lane, p.experts.most - 1)); };
+  if (!sorts) {
+    ptx::let_dependents_start();
+    load_tiles();
+  }
   if (cta.warp == kProducer && ptx::elected()) cta.initialise_barriers();
   cta.clear_rest_of_rows();
-  if (cta.sorts()) {
+  if (sorts) {
     ptx::wait_for_predecessors();
     if (cta.warp == 0) cta.sort();
   }
   __syncthreads();
-  if (cta.sorts()) ptx::let_dependents_start();  // only now, so that the list can be read when the next kernel starts
-  // A CTA's first tile follows from the number of tiles: the experts of the first 32 are loaded together with it.
-  const int tiles = cta.tiles(), of_lane = cta.expert(min(cta.lane, p.experts.most - 1));
+  if (sorts) {
+    ptx::let_dependents_start();  // only now, so that the list can be read when the next kernel starts
+    load_tiles();
+  }
   if (tiles == 0) return ptx::wait_for_predecessors();  // else it could end before them
   const Items items = cta.items(tiles);
   if (items.left == 0) return;

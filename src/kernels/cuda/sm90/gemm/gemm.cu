@@ -174,8 +174,9 @@ namespace {
 GemmKernel planar_kernel(const ConvTask& task, const RecordFormat& format, int tokens) {
   const ImageStrides& a = task.a;
   const auto is_pitch = [](std::int64_t elements) { return elements > 0 && elements % 8 == 0; };  // of TMA
-  if (!is_pointwise(task.patches) || task.prescale != nullptr || a.pixel != 1 || task.d.channel == 1 || !is_pitch(a.channel) ||
-      (task.images > 1 && !is_pitch(a.image)) || reinterpret_cast<std::uintptr_t>(task.x) % 16 != 0)
+  if (!is_pointwise(task.patches) || !fill_boxes(task.patches.pixels()) || task.prescale != nullptr || a.pixel != 1 ||
+      task.d.channel == 1 || !is_pitch(a.channel) || (task.images > 1 && !is_pitch(a.image)) ||
+      reinterpret_cast<std::uintptr_t>(task.x) % 16 != 0)
     return nullptr;
   return task.a_dtype == DType::f16    ? gemm_sm90_planar_f16(tokens, format)
          : task.a_dtype == DType::bf16 ? gemm_sm90_planar_bf16(tokens, format)
@@ -184,7 +185,7 @@ GemmKernel planar_kernel(const ConvTask& task, const RecordFormat& format, int t
 
 cudaError_t run_planar(const ConvTask& task, GemmKernel kernel, const GemmConfig& config, cudaStream_t stream) {
   const Patches& patches = task.patches;
-  const int pixels = patches.pixels(), image_tokens = (pixels + kPlanarPixels - 1) / kPlanarPixels * kPlanarPixels;
+  const int pixels = patches.pixels(), image_tokens = planar_tokens(pixels);
   GemmParams p = params(task, task.images * image_tokens, config);
   p.scale_after = task.weight.per_channel && task.weight.zero != ZeroKind::offset;
   p.patches = patches;

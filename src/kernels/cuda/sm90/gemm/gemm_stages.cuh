@@ -40,7 +40,7 @@ __device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "
 __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
 
 /// What a kernel is compiled for. kPatches: tokens are output pixels of a convolution. kExperts: rows of A have weights of their experts.
-/// kPairs: an activation is two numbers (gemm_pairs.cuh). kPlanes: patches are pixels, and those of a channel are read side by side.
+/// kPairs: an activation is two numbers (gemm_pairs.cuh). kPlanar: patches are pixels, and those of a channel are read side by side.
 template <class ActType, Codes kWeightCodes, ConstantsPath kConstants, int kPassTokens, bool kFromPatches, ActTerms kActTerms,
           bool kOfExperts = false, bool kOfPairs = false, bool kOfPlanar = false>
 struct GemmTraits {
@@ -71,7 +71,7 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
   using Base::Base, Base::p, Base::base, Base::depth, Base::empty, Base::full, Base::is_last, Base::kGroups;
   static constexpr int kProducerRegisters = T::kCodes && T::kTokens == 128 ? 32 : 56;
 
-  static constexpr bool kPlanes = T::kCodes && T::kPatches;  // planes of them, maybe one; whose CTAs have a depth of 1
+  static constexpr bool kPlanes = T::kCodes && T::kPatches;  // whose CTAs have a depth of 1
   static constexpr bool kPlanar = T::kPlanar;
 
   __device__ std::uint32_t act(int stage) const { return base + stage * depth() * T::kActBytes; }

@@ -140,7 +140,7 @@ def cpu_peers(data):
         scheme, *act = mode.split(" × ")
         return " × ".join([f"`{scheme}`", *(act or ["f32"])])
 
-    body = [[name(mode)] + [cell(mode, m) for m in columns] for mode in dict.fromkeys(r["mode"] for r in data["results"])]
+    body = [[name(mode)] + [cell(mode, m) for m in columns] for mode in dict.fromkeys(mode for mode, _ in cells)]
     least = min((ratio, mode, m, best) for (mode, m), ratios in cells.items() for ratio, best in ratios)
     layers = list(dict.fromkeys(f"{r['n']}×{r['k']}" for r in data["results"]))
     versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items() if name != "nibble")

@@ -194,8 +194,8 @@ class ParallelExperts(QuantExperts):
     QuantExperts has them; the last `shared` experts, of a share too, are on every rank, and a token does not leave its rank for them.
     replicated: every rank has the same tokens, computes its part of them, and gets all results. Otherwise every rank has its own, any
     number of them and also none, but calls as often as the others do. The numbers of rows that go are read by the host.
-    A result has the bits of one process that has all tokens, where the same kernels run: on a CPU they do, on a GPU the number of rows of
-    all experts together decides.
+    A result has the bits of one process that has all tokens, where the same kernels run: on a CPU they do, but for shared experts, of which
+    the number of the rank's tokens decides; on a GPU the number of rows of all experts together.
     """
 
     def __init__(

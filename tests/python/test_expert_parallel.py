@@ -53,11 +53,21 @@ def check(y, wanted, gpus: bool) -> None:
         assert y.numel() == 0 or distance(y.float().cpu(), wanted.float().cpu()) < (1e-2 if y.dtype == torch.bfloat16 else 1e-4)
 
 
+def check_tokens(y, wanted, loose: bool, gpus: bool) -> None:
+    """loose: the kernel of shared experts, and of their gate, is one for so many tokens, and that for others has other last bits of floats."""
+    if loose:
+        assert y.shape == wanted.shape
+        assert y.numel() == 0 or distance(y.float().cpu(), wanted.float().cpu()) < (1e-2 if y.dtype == torch.bfloat16 else 1e-6)
+    else:
+        check(y, wanted, gpus)
+
+
 @torch.no_grad()
 def check_shared(rank: int, ranks: int, device: str, gpus: bool) -> None:
     """Shared experts are on every rank; the tokens of each, of some ranks none, and the same tokens everywhere."""
     own = nt._torch_parallel._experts
     for scheme, shared, gate in (("u4zg32", 1, False), ("s8r_s8c", 2, False), ("u4b8g32", 2, True)):
+        loose = gate or (scheme != "s8r_s8c" and not gpus)
         whole = layer(scheme, device, shared, gate)
         experts = nt.ParallelExperts(own(whole.gate_up), own(whole.down), shared=shared, shared_gate=whole.shared_gate)
         assert (experts.num_experts, experts.shared, experts.gate_up.shape[0]) == (E, shared, E // ranks + shared)
@@ -69,14 +79,11 @@ def check_shared(rank: int, ranks: int, device: str, gpus: bool) -> None:
             ids[1::4, 2] = E  # of other processes in transformers' words, and not the first shared expert
             mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
             y, wanted = experts(x[mine], ids[mine], weights[mine]), whole(x, ids, weights)[mine]
-            if gate:  # whose own last bits are those of a product of so many tokens
-                assert y.shape == wanted.shape and (y.numel() == 0 or distance(y.cpu(), wanted.cpu()) < 1e-6)
-            else:
-                check(y, wanted, gpus)
+            check_tokens(y, wanted, loose, gpus)
         model = torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"experts": whole})})
         assert nt.shard_experts(model, replicated=True) == ["mlp.experts"] and type(model["mlp"]["experts"]) is nt.ParallelExperts
         x, ids, weights = tokens(7, torch.bfloat16 if not gate else torch.float32, device)
-        check(model["mlp"]["experts"](x, ids, weights), whole(x, ids, weights), gpus)
+        check_tokens(model["mlp"]["experts"](x, ids, weights), whole(x, ids, weights), loose, gpus)
     with pytest.raises(nibble.InvalidArgument, match=f"E={E + 1} does not divide among {ranks} ranks"):
         nt.ParallelExperts(own(whole.gate_up), own(whole.down), shared=1)
 

@@ -633,7 +633,8 @@ typedef struct nib_epilogue {
  * y = (x − mean(x)) / sqrt(mean((x − mean(x))²) + eps) · (norm_weight + weight_offset) + norm_bias, where means are over the K channels of
  * a token, and x is A or, with NIB_NORM_ADD, A + norm_add, rounded to the type of A and stored as norm_sum. Arithmetic is f32, and y is
  * rounded once to the type of A. Since 1.2. */
-typedef enum nib_norm_kind { NIB_NORM_NONE = 0, NIB_NORM_RMS = 1, NIB_NORM_LAYER = 2 } nib_norm_kind;
+typedef int32_t nib_norm_kind;
+enum { NIB_NORM_NONE = 0, NIB_NORM_RMS = 1, NIB_NORM_LAYER = 2 };
 enum {
   NIB_NORM_ADD = 1, /* norm_add is added to A first */
   NIB_NORM_BIAS = 2 /* of LayerNorm: norm_bias is added */

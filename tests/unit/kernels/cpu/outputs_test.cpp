@@ -89,7 +89,8 @@ TEST(Outputs, HaveTheBitsOfARowsEpilogue) {
           std::vector<float> own = sums;
           for (std::int64_t m = 0; m < kTokens; ++m)
             epilogue::store_row(spec, operands, own.data() + m * kChannels, m, 0, kChannels, wanted.d);
-          const Outputs outputs(isa, {.d = stored.d, .epilogue = &spec, .operands = operands, .n_end = kChannels});
+          const StepArgs args{.d = stored.d, .epilogue = &spec, .operands = operands, .n_end = kChannels};
+          const Outputs outputs(isa, args);  // borrows args
           for (std::int64_t block = 0; block < kChannels / rows; ++block) {
             std::vector<float> part(static_cast<std::size_t>(kTokens * rows));
             for (std::int64_t m = 0; m < kTokens; ++m)

@@ -125,7 +125,7 @@ struct FloatProducts : GemmStages<T> {
           for (int i = 0; i < 4; ++i) {
             const std::uint64_t x = wgmma_operand(operand + (half * T::kBoxBytes + i * kOperandStep) / 16);
             if (kScalesSums && half == 0 && i == 0)
-              Wgmma<T::kTokens>::template begin<Act>(sums, a[i], x);
+              Wgmma<T::kTokens>::template begin<Act, T::kPlanar>(sums, a[i], x);
             else
               Wgmma<T::kTokens>::template add<Act, T::kPlanar>(sums, a[i], x);
           }

@@ -18,8 +18,8 @@ cudaError_t conv_direct_s8(const ConvTask& task, cudaStream_t stream);
 /// An implicit GEMM with wgmma on sm_90: f16 or bf16, one group, channels a multiple of 64, strides of 8 at most, strides in memory that
 /// TMA can express (patches_fit). NCHW images of pointwise convolutions are read as they lie where TMA can, and their D is NCHW. Other
 /// images in another order are first copied to channels-last order in task.scratch; cudaErrorInvalidAddressSpace if TMA cannot read
-/// channels-last images in place. A row's bits depend neither on the batch nor on the
-/// other pixels.
+/// channels-last images in place. A row's bits depend neither on the batch nor on the other
+/// pixels.
 cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream);
 
 /// The same with the matrix instructions of compute capability 8.0 and later: any strides, dilations and distances, channels of a group a

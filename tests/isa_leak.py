@@ -18,7 +18,7 @@ PARENT = {"avx2": "", "avx2vnni": "avx2", "avx512": "avx2", "avx512vnni": "avx51
 INSTRUCTIONS = {
     "x86-64": [
         (r"tdp|tile|(ld|st)tilecfg", {"amx"}),
-        (r"vdpbf16|vcvtne", {"avx512bf16"}),
+        (r"vdpbf16|vcvtne|vperm[it2]*b ", {"avx512bf16"}),
         (r"vpdp", {"avx2vnni", "avx512vnni"}),
         (r".*%zmm|.*%k[1-7]|.*%[xy]mm(1[6-9]|2\d|3[01])", {"avx512"}),
         (r"v", {"avx2"}),  # every mnemonic of AVX, F16C and FMA starts so, and no other

@@ -21,7 +21,8 @@ std::string_view name(Backend backend);
 ///
 ///   baseline ─┬─ avx2 ─┬─ avx2vnni                          baseline: whatever the compiler targets by default;
 ///             │        └─ avx512 ── avx512vnni ── avx512bf16 ── amx    on AArch64 that includes NEON
-///             └─ dotprod ── i8mm ── neonbf16        amx: int8 and bf16 tiles, where the system lets the process use them
+///             └─ dotprod ── i8mm ── neonbf16        avx512bf16: VBMI, too; amx: int8 and bf16 tiles, where the system
+///                                                   lets the process use them
 ///
 ///   simt ── sm80 ── sm90       simt: every GPU this build has code for; sm80: matrix instructions of warps, compute
 ///                              capability 7.5 (no bf16), 8.x, 9.0, 10.x and 12.x; sm90: 9.0, whose code runs on nothing else

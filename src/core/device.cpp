@@ -73,7 +73,7 @@ std::uint32_t reported_isas() {
       __builtin_cpu_supports("avx512vl"))
     set |= bit(Isa::avx512);
   if (__builtin_cpu_supports("avx512vnni")) set |= bit(Isa::avx512vnni);
-  if (__builtin_cpu_supports("avx512bf16")) set |= bit(Isa::avx512bf16);
+  if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi")) set |= bit(Isa::avx512bf16);
   if (may_use_tiles()) set |= bit(Isa::amx);
 #elif defined(__aarch64__) && defined(__linux__)
   if ((getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0) set |= bit(Isa::dotprod);

@@ -17,8 +17,9 @@
 #define NIBBLE_TARGET_AVX2VNNI "avxvnni,avx2,fma,f16c"
 #define NIBBLE_TARGET_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 #define NIBBLE_TARGET_AVX512VNNI "avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
-#define NIBBLE_TARGET_AVX512BF16 "avx512bf16,avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
-#define NIBBLE_TARGET_AMX "amx-tile,amx-int8,amx-bf16,avx512bf16,avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#define NIBBLE_TARGET_AVX512BF16 "avx512vbmi,avx512bf16,avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#define NIBBLE_TARGET_AMX \
+  "amx-tile,amx-int8,amx-bf16,avx512vbmi,avx512bf16,avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 
 #if defined(__clang__)
 #define NIBBLE_TARGET_DOTPROD "dotprod"

@@ -11,6 +11,11 @@
 namespace nibble::cpu {
 namespace {
 
+/// Row blocks of a task: as many as leave four tasks a thread, so that an interrupted thread does not delay the others, and at most 16.
+/// They lie one after the other: a thread that goes elsewhere every 128 KiB reads slower than one that does every 2 MiB, beyond which
+/// little is gained.
+std::int64_t task_blocks(std::int64_t blocks, int threads) { return std::clamp<std::int64_t>(blocks / (4 * threads), 1, 16); }
+
 template <const FloatIsa& kIsa>
 Status run_linear(const Kernel& self, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
@@ -19,11 +24,13 @@ Status run_linear(const Kernel& self, const StepArgs& args) {
                        .activations = reinterpret_cast<const float*>(args.prepared),
                        .m = args.a.dim(0),
                        .outputs = Outputs(self.isa, args)};
-  const std::int64_t blocks = decoder.geometry.row_blocks();
-  const std::int64_t token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
+  const std::int64_t blocks = decoder.geometry.row_blocks(), step = task_blocks(blocks, args.executor->threads());
+  const std::int64_t ranges = (blocks + step - 1) / step, token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
   // Row blocks are the inner index: concurrent tasks share one block of activations, which stays in L2.
-  args.executor->parallel_for(blocks * token_blocks,
-                              [&](std::int64_t i) { kIsa.linear(task, i % blocks, i / blocks * kIsa.tokens); });
+  args.executor->parallel_for(ranges * token_blocks, [&](std::int64_t i) {
+    const std::int64_t begin = i % ranges * step, m = i / ranges * kIsa.tokens;
+    for (std::int64_t block = begin; block < std::min(begin + step, blocks); ++block) kIsa.linear(task, block, m);
+  });
   return {};
 }
 
@@ -47,14 +54,16 @@ struct Rates {
   double floats;  // the same, decoded from codes of e4m3 or e2m1
   double dot;     // per token and vector of the panel
   double tile;    // per tile and vector of the panel, however few tokens it has: the latency of its sums
+  double direct;  // per vector of codes of e4m3 or e2m1 that few tokens multiply without a panel
 };
 #if defined(__aarch64__)
-constexpr Rates kBaselineRates{.decode = 7.4, .floats = 9, .dot = 3.1, .tile = 3.1};
+constexpr Rates kBaselineRates{.decode = 7.4, .floats = 9, .dot = 3.1, .tile = 3.1, .direct = 9};
 #else
-constexpr Rates kBaselineRates{.decode = 7.4, .floats = 40, .dot = 3.1, .tile = 3.1};  // no bytes are looked up
+constexpr Rates kBaselineRates{.decode = 7.4, .floats = 40, .dot = 3.1, .tile = 3.1, .direct = 40};  // no bytes are looked up
 #endif
-constexpr Rates kAvx2Rates{.decode = 3.8, .floats = 5.4, .dot = 1.08, .tile = 3.7};
-constexpr Rates kAvx512Rates{.decode = 3.8, .floats = 5, .dot = 1.08, .tile = 1.2};
+constexpr Rates kAvx2Rates{.decode = 3.8, .floats = 5.4, .dot = 1.08, .tile = 3.7, .direct = 4.2};
+constexpr Rates kAvx512Rates{.decode = 3.8, .floats = 6.5, .dot = 1.08, .tile = 1.2, .direct = 3.7};
+constexpr Rates kAvx512Bf16Rates{.decode = 3.8, .floats = 6.5, .dot = 1.08, .tile = 1.2, .direct = 3.4};
 constexpr double kGeneral = 62;  // per vector of a panel that is decoded in double
 constexpr double kHalf = 2;      // per vector of a panel of dense f16 or bf16, an estimate: half a load, a shift and a store
 
@@ -68,6 +77,7 @@ double linear_cost_us(const Kernel&, const Problem& p) {
                        : p.scheme.is_dense()        ? kHalf
                        : simple                     ? (whole ? 1 : 2) * kRates.decode
                                                     : (floats ? kRates.floats : kGeneral);
+  const bool direct = floats && p.m <= kIsa.few;
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const auto tile_slots = [](std::int64_t height) { return std::max(kRates.tile, kRates.dot * static_cast<double>(height)); };
   const std::int64_t full = p.m / kIsa.tile_m, tail = p.m % kIsa.tile_m, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
@@ -75,14 +85,16 @@ double linear_cost_us(const Kernel&, const Problem& p) {
   const double decode = static_cast<double>(token_blocks) * panel;
   const int vectors_per_block = kIsa.rows / kIsa.lanes;
   const double vectors = static_cast<double>(blocks * vectors_per_block);
-  const double slots = vectors * static_cast<double>(p.k) * (decode + tiles);
-  const std::int64_t tasks = blocks * token_blocks;
+  const double slots =
+      vectors * static_cast<double>(p.k) * (direct ? kRates.direct + kRates.dot * static_cast<double>(p.m) : decode + tiles);
+  const std::int64_t step = task_blocks(blocks, p.machine.threads), tasks = (blocks + step - 1) / step * token_blocks;
   const double compute = 1e-3 * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
   return kLoopUs + overlapped(compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
 }
 
 template <const FloatIsa& kIsa, const Rates& kRates>
-constexpr Kernel linear_row(Isa isa, std::string_view layout, Tile tile, std::string_view summary) {
+constexpr Kernel linear_row(Isa isa, std::string_view layout, Tile tile, std::string_view summary,
+                            Status (*accepts)(const Kernel&, const Problem&) = accepts_float) {
   return {.backend = Backend::cpu,
           .isa = isa,
           .op = Op::linear,
@@ -93,16 +105,27 @@ constexpr Kernel linear_row(Isa isa, std::string_view layout, Tile tile, std::st
           .tile = tile,
           .summary = summary,
           .form = ActForm::f32,
-          .accepts = accepts_float,
+          .accepts = accepts,
           .cost_us = linear_cost_us<kIsa, kRates>,
           .run = run_linear<kIsa>};
 }
 
+/// The same loops, in which e4m3 is looked up by VBMI; other codes are left to the row of AVX-512.
+Status accepts_e4m3(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_float(self, p));
+  if (p.scheme.codes != DType::e4m3 || p.scheme.zero != ZeroKind::none)
+    return error(StatusCode::unsupported, "looks up codes of e4m3, the weight has {}", p.scheme.name());
+  return {};
+}
+
 constexpr std::array kLinear {
 #if defined(__x86_64__)
-  linear_row<kAvx512Float, kAvx512Rates>(
-      Isa::avx512, "cpu_n32", {8, 32, 0},
-      "f32 multiply-adds in 8×32 register tiles, weights decoded to an f32 panel; FP8 activations as floats"),
+  linear_row<kAvx512Bf16Float, kAvx512Bf16Rates>(
+      Isa::avx512bf16, "cpu_n32", {8, 32, 0},
+      "f32 multiply-adds in 8×32 register tiles, e4m3 looked up by VBMI; FP8 activations as floats", accepts_e4m3),
+      linear_row<kAvx512Float, kAvx512Rates>(
+          Isa::avx512, "cpu_n32", {8, 32, 0},
+          "f32 multiply-adds in 8×32 register tiles, weights decoded to an f32 panel; FP8 activations as floats"),
       linear_row<kAvx2Float, kAvx2Rates>(
           Isa::avx2, "cpu_n16", {6, 16, 0},
           "f32 multiply-adds in 6×16 register tiles, weights decoded to an f32 panel; FP8 activations as floats"),

@@ -5,9 +5,13 @@
 //   for each group of the row block's records                    (scales and zeros become floats once)
 //     for each chunk of kChunk input channels
 //       decode  codes → f32 panel [kChunk][R]                     in L1; the only place that knows what codes mean
-//       for each tile of kTileM tokens: acc[kTileM][R] += A'[kTileM] ⊗ panel     registers over the chunk
+//       for each tile of kTileM tokens
+//         sums[kTileM][R] = A'[kTileM] ⊗ panel                    registers over the chunk
+//         acc += scale ∘ sums
 //   epilogue, row by row
 //
+// e4m3 and e2m1 are multiplied as the values of their codes, whose sums are scaled; other weights are W in the panel already, and scale is 1.
+// Up to kFew tokens multiply such values as they are decoded, without a panel and to the same bits.
 // Weights are read once per block of tokens; a chunk is decoded once and used by every token of the block. Every output is
 // accumulated in the order of k alone, so a result does not depend on M, on the tile or on the number of threads.
 #pragma once
@@ -34,6 +38,7 @@ struct FloatIsa {
   int lanes;   // of a vector register
   int tile_m;  // tokens per register tile
   int tokens;  // tokens per task
+  int few;     // so many multiply e4m3 and e2m1 without a panel
   /// D[m_begin … m_begin+tokens) of row block `block`.
   void (*linear)(const FloatTask& task, std::int64_t block, std::int64_t m_begin);
   /// W of `count` input channels of a record from its k-th on (a multiple of 8): panel[count][R].
@@ -45,7 +50,7 @@ constexpr int kChunk = 64;
 
 extern const FloatIsa kBaselineFloat;
 #if defined(__x86_64__)
-extern const FloatIsa kAvx2Float, kAvx512Float;
+extern const FloatIsa kAvx2Float, kAvx512Float, kAvx512Bf16Float;
 #endif
 
 }  // namespace nibble::cpu

@@ -1,7 +1,7 @@
 // Included once per instruction set by float_tile.cpp. See float_tile.hpp for the algorithm.
-#if NIBBLE_ISA <= NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX512
+#if NIBBLE_ISA <= NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
 
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
 constexpr int kTileM = 8;  // 8×2 accumulators: enough to hide 4 clocks of latency on two pipes, with half as many loads
 #elif NIBBLE_ISA == NIBBLE_ISA_AVX2
 constexpr int kTileM = 6;  // 6×2 accumulators, 2 weights and a broadcast in 16 registers
@@ -12,6 +12,9 @@ constexpr int kTileM = 2;  // 2×4 accumulators, 4 weights and a broadcast in 16
 #endif
 constexpr int kTilesPerBlock = 16;  // 16 tiles of accumulators fit in half of L1, and amortise a decode over ≥ 32 tokens
 constexpr int kTokens = kTileM * kTilesPerBlock;
+/// So many tokens are multiplied by values as they are decoded, without a panel: the accumulators of half a tile leave registers for
+/// tables and codes.
+constexpr int kFew = kTileM / 2;
 
 #include "kernels/cpu/tiles/float_codes.inl"
 #include "kernels/cpu/tiles/octets.inl"
@@ -28,19 +31,14 @@ NIBBLE_VARIANT void decode_octet(Rule rule, int bits, const Decoder& d, const He
 }
 
 #if NIBBLE_LOOKS_UP_BYTES
-/// The same of e4m3 or e2m1, by the width of the code. `second`: whether there is a second-level scale. Both are constants at every call.
-NIBBLE_VARIANT void decode_pairs(int bits, bool second, const Decoder& d, const Header& h, const std::byte* octet, float* panel) {
+/// The same of e4m3 or e2m1, by the width of the code: their values, which are scaled after they have been added up.
+NIBBLE_VARIANT void decode_values(int bits, const std::byte* octet, float* panel) {
   for (int v = 0; v < kVecs; ++v) {
-    const Vec scale = load(h.scale + v * kLanes);
     const Quads quads = load_quads(bits, octet, v);
     for (int half = 0; half < 2; ++half) {
-      const Ints quad = half == 0 ? quads.low : quads.high;
-      const Pairs pairs = bits == 4 ? from_e2m1_quad(quad) : from_e4m3_quad(quad);
+      const Pairs pairs = values_of(bits, half == 0 ? quads.low : quads.high);
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        const Vec w = channel_of(pairs, j) * scale;
-        store(panel + (4 * half + j) * kRows + v * kLanes, second ? w * d.scale2 : w);
-      }
+      for (int j = 0; j < 4; ++j) store(panel + (4 * half + j) * kRows + v * kLanes, channel_of(pairs, j));
     }
   }
 }
@@ -62,20 +60,23 @@ inline void decode_dense_chunk(const Decoder& d, const std::byte* octets, int co
   }
 }
 
+/// Whether the panel holds the values of codes, and sums are scaled in place of weights: of e4m3 and e2m1, where bytes are looked up.
+inline bool scales_sums(const Decoder& d) {
+  const Rule rule = rule_of(d);
+  return NIBBLE_LOOKS_UP_BYTES && d.floats == DType::none && (rule == kE4m3 || (rule == kFloat && d.geometry.bits == 4));
+}
+
 /// Whole octets, so up to 7 channels more than `count`.
 inline void decode_chunk(const Decoder& d, const Header& h, const std::byte* octets, int count, float* panel) {
   if (d.floats != DType::none) return decode_dense_chunk(d, octets, count, panel);
   const Rule rule = rule_of(d);
+  [[maybe_unused]] const bool values = scales_sums(d);
   for (int k = 0; k < count; k += tile::kOctet, octets += d.geometry.octet_bytes) {
     float* to = panel + k * kRows;
     prefetch_after(octets, d.geometry.octet_bytes);
 #if NIBBLE_LOOKS_UP_BYTES
-    if (rule == kE4m3) {
-      d.has_scale2 ? decode_pairs(8, true, d, h, octets, to) : decode_pairs(8, false, d, h, octets, to);
-      continue;
-    }
-    if (rule == kFloat && d.geometry.bits == 4) {
-      d.has_scale2 ? decode_pairs(4, true, d, h, octets, to) : decode_pairs(4, false, d, h, octets, to);
+    if (values) {
+      d.geometry.bits == 4 ? decode_values(4, octets, to) : decode_values(8, octets, to);
       continue;
     }
 #endif
@@ -97,66 +98,140 @@ inline void decode_chunk(const Decoder& d, const Header& h, const std::byte* oct
   }
 }
 
-void decode(const Decoder& d, const std::byte* record, std::int64_t k, int count, float* panel) {
-  Header header;
+/// The header of a record: zeros there for a dense weight, which has none.
+inline Header header_of(const Decoder& d, const std::byte* record) {
+  Header header{};
   if (d.floats == DType::none) read_header(d, record, header);
-  decode_chunk(d, header, record + d.geometry.header_bytes + k / tile::kOctet * d.geometry.octet_bytes, count, panel);
+  return header;
 }
 
-/// acc[height][R] += A'[height] ⊗ panel over `count` input channels. `height` is a constant at every call.
-NIBBLE_VARIANT void multiply(int height, const float* a, const float* panel, int count, float* acc) {
+void decode(const Decoder& d, const std::byte* record, std::int64_t k, int count, float* panel) {
+  const Header header = header_of(d, record);
+  decode_chunk(d, header, record + d.geometry.header_bytes + k / tile::kOctet * d.geometry.octet_bytes, count, panel);
+  for (int i = 0; scales_sums(d) && i < count; ++i)
+    for (int r = 0; r < kRows; r += kLanes) {
+      float* const w = panel + i * kRows + r;
+      store(w, load(w) * load(header.scale + r) * d.scale2);
+    }
+}
+
+/// acc[height][R] += scale ∘ sums of a chunk. `height` is a constant at every call.
+NIBBLE_VARIANT void add_chunk(int height, const Vec (*sums)[kVecs], const float* scale, float* acc) {
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) {
+      float* const to = acc + r * kRows + v * kLanes;
+      store(to, load(to) + sums[r][v] * load(scale + v * kLanes));
+    }
+}
+
+/// acc[height][R] += scale ∘ (A'[height] ⊗ panel) over `count` input channels. `height` is a constant at every call.
+NIBBLE_VARIANT void multiply(int height, const float* a, const float* panel, int count, const float* scale, float* acc) {
   Vec c[kTileM][kVecs];
   for (int r = 0; r < height; ++r)
-    for (int v = 0; v < kVecs; ++v) c[r][v] = load(acc + r * kRows + v * kLanes);
+    for (int v = 0; v < kVecs; ++v) c[r][v] = Vec{};
   for (int k = 0; k < count; ++k, a += height, panel += kRows) {
     Vec w[kVecs];
     for (int v = 0; v < kVecs; ++v) w[v] = load(panel + v * kLanes);
     for (int r = 0; r < height; ++r)
       for (int v = 0; v < kVecs; ++v) c[r][v] += a[r] * w[v];
   }
-  for (int r = 0; r < height; ++r)
-    for (int v = 0; v < kVecs; ++v) store(acc + r * kRows + v * kLanes, c[r][v]);
+  add_chunk(height, c, scale, acc);
 }
 
 /// Not inlined: values that the caller keeps in registers would cost accumulators.
-__attribute__((noinline)) void multiply_tile(std::int64_t height, const float* a, const float* panel, int count, float* acc) {
+__attribute__((noinline)) void multiply_tile(std::int64_t height, const float* a, const float* panel, int count,
+                                             const float* scale, float* acc) {
   switch (height) {  // the compiler drops cases above kTileM
-    case 1: return multiply(1, a, panel, count, acc);
-    case 2: return multiply(2, a, panel, count, acc);
-    case 3: return kTileM >= 3 ? multiply(3, a, panel, count, acc) : void();
-    case 4: return kTileM >= 4 ? multiply(4, a, panel, count, acc) : void();
-    case 5: return kTileM >= 5 ? multiply(5, a, panel, count, acc) : void();
-    case 6: return kTileM >= 6 ? multiply(6, a, panel, count, acc) : void();
-    case 7: return kTileM >= 7 ? multiply(7, a, panel, count, acc) : void();
-    case 8: return kTileM >= 8 ? multiply(8, a, panel, count, acc) : void();
+    case 1: return multiply(1, a, panel, count, scale, acc);
+    case 2: return multiply(2, a, panel, count, scale, acc);
+    case 3: return kTileM >= 3 ? multiply(3, a, panel, count, scale, acc) : void();
+    case 4: return kTileM >= 4 ? multiply(4, a, panel, count, scale, acc) : void();
+    case 5: return kTileM >= 5 ? multiply(5, a, panel, count, scale, acc) : void();
+    case 6: return kTileM >= 6 ? multiply(6, a, panel, count, scale, acc) : void();
+    case 7: return kTileM >= 7 ? multiply(7, a, panel, count, scale, acc) : void();
+    case 8: return kTileM >= 8 ? multiply(8, a, panel, count, scale, acc) : void();
     default: return;
   }
 }
+
+#if NIBBLE_LOOKS_UP_BYTES
+/// multiply() of whole octets of codes, whose values are multiplied as they are decoded. `bits` and `height` are constants at every call.
+NIBBLE_VARIANT void multiply_values(int bits, int height, const float* a, const std::byte* octets, int count, const float* scale,
+                                    float* acc) {
+  const std::int64_t octet_bytes = std::int64_t{kRows} * bits;
+  Vec c[kTileM][kVecs];
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) c[r][v] = Vec{};
+  for (int k = 0; k < count; k += tile::kOctet, a += tile::kOctet * height, octets += octet_bytes) {
+    prefetch_after(octets, octet_bytes);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      const Quads quads = load_quads(bits, octets, v);
+      for (int half = 0; half < 2; ++half) {
+        const Pairs pairs = values_of(bits, half == 0 ? quads.low : quads.high);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+          const Vec w = channel_of(pairs, j);
+          for (int r = 0; r < height; ++r) c[r][v] += a[(4 * half + j) * height + r] * w;
+        }
+      }
+    }
+  }
+  add_chunk(height, c, scale, acc);
+}
+
+/// The same by the width of the code.
+NIBBLE_VARIANT void multiply_codes(int height, const Decoder& d, const float* a, const std::byte* octets, int count,
+                                   const float* scale, float* acc) {
+  d.geometry.bits == 4 ? multiply_values(4, height, a, octets, count, scale, acc)
+                       : multiply_values(8, height, a, octets, count, scale, acc);
+}
+
+__attribute__((noinline)) void multiply_few(std::int64_t height, const Decoder& d, const float* a, const std::byte* octets,
+                                            int count, const float* scale, float* acc) {
+  switch (height) {  // the compiler drops cases above kFew
+    case 1: return multiply_codes(1, d, a, octets, count, scale, acc);
+    case 2: return multiply_codes(2, d, a, octets, count, scale, acc);
+    case 3: return multiply_codes(3, d, a, octets, count, scale, acc);
+    case 4: return kFew >= 4 ? multiply_codes(4, d, a, octets, count, scale, acc) : void();
+    default: return;
+  }
+}
+#endif
 
 void linear(const FloatTask& task, std::int64_t block, std::int64_t m_begin) {
   const Decoder& d = *task.decoder;
   const tile::Geometry& geo = d.geometry;
   const std::int64_t m_end = m_begin + kTokens < task.m ? m_begin + kTokens : task.m;
+  [[maybe_unused]] const bool few = scales_sums(d) && m_end - m_begin <= kFew;
   alignas(64) float acc[kTokens * kRows];
   alignas(64) float panel[kChunk * kRows];
   std::memset(acc, 0, static_cast<std::size_t>(m_end - m_begin) * kRows * sizeof(float));
 
   for (std::int64_t g = 0; g < geo.groups(); ++g) {
     const std::byte* record = task.weight + geo.record(block, g);
-    Header header;
-    if (d.floats == DType::none) read_header(d, record, header);
+    const Header header = header_of(d, record);
+    alignas(64) float scale[kRows];  // of sums
+    for (int r = 0; r < kRows; ++r) scale[r] = scales_sums(d) ? header.scale[r] * d.scale2 : 1.0f;
     const std::int64_t k_begin = g * geo.group;
     const std::int64_t k_end = k_begin + geo.group < geo.k ? k_begin + geo.group : geo.k;
     const std::byte* octets = record + geo.header_bytes;
     for (std::int64_t k = k_begin; k < k_end; k += kChunk) {
       const int count = static_cast<int>(k_end - k < kChunk ? k_end - k : kChunk);
       const std::byte* chunk = octets + (k - k_begin) / tile::kOctet * geo.octet_bytes;
+#if NIBBLE_LOOKS_UP_BYTES
+      if (few && count % tile::kOctet == 0) {
+        const std::int64_t height = m_end - m_begin;
+        multiply_few(height, d, task.activations + m_begin * geo.k + k * height, chunk, count, scale, acc);
+        continue;
+      }
+#endif
       if (d.floats != DType::f32) decode_chunk(d, header, chunk, count, panel);
       const float* const w =
           d.floats == DType::f32 ? reinterpret_cast<const float*>(chunk) : panel;  // a dense f32 octet is its panel
       for (std::int64_t m = m_begin; m < m_end; m += kTileM) {
         const std::int64_t height = task.m - m < kTileM ? task.m - m : kTileM;
-        multiply_tile(height, task.activations + m * geo.k + k * height, w, count, acc + (m - m_begin) * kRows);
+        multiply_tile(height, task.activations + m * geo.k + k * height, w, count, scale, acc + (m - m_begin) * kRows);
       }
     }
   }

@@ -36,7 +36,7 @@ inline void read_header(const Decoder& d, const std::byte* record, Header& heade
 }
 
 /// table[code] of 16 entries, in registers.
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
 #define NIBBLE_PERMUTES 1
 inline Vec look_up_16(const float* table, Ints code) {
   return _mm512_maskz_permutexvar_ps(0xffff, reinterpret_cast<__m512i>(code), load(table));
@@ -64,7 +64,7 @@ inline Vec look_up(const Decoder& d, Ints code) {
 
 /// Half of the lanes in double, and back.
 typedef double Doubles __attribute__((vector_size(kLanes * 4)));
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
 inline Doubles lower(Vec x) { return _mm512_maskz_cvtps_pd(0xff, __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7)); }
 inline Doubles upper(Vec x) { return _mm512_maskz_cvtps_pd(0xff, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15)); }
 inline Vec to_floats(Doubles low, Doubles high) {

@@ -193,17 +193,22 @@ inline Ints multiply_pairs(Shorts a, Shorts b) {
   return reinterpret_cast<Ints>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
 }
 #endif
+/// Channels 0 and 2, and 1 and 3, of a quad as 16-bit integers: of codes, and of signed bytes.
+inline Shorts even_codes(Ints w) { return reinterpret_cast<Shorts>(w) & 0xff; }
+inline Shorts odd_codes(Ints w) {
+  typedef std::uint16_t Words __attribute__((vector_size(kLanes * 4)));
+  return reinterpret_cast<Shorts>(reinterpret_cast<Words>(w) >> 8);
+}
+inline Shorts even_bytes(Ints a) { return (reinterpret_cast<Shorts>(a) << 8) >> 8; }
+inline Shorts odd_bytes(Ints a) { return reinterpret_cast<Shorts>(a) >> 8; }
 inline Ints dot4(Ints acc, Ints w, Ints a, int bits) {
 #if NIBBLE_ISA != NIBBLE_ISA_BASELINE
   if (bits == 4) return acc + multiply_pairs(multiply_bytes(w, a), Shorts{} + std::int16_t{1});  // ≤ 2·15·128: no saturation
 #else
   (void)bits;
 #endif
-  // 255·128·2 would saturate 16 bits: even and odd bytes apart, widened.
-  const Shorts ws = reinterpret_cast<Shorts>(w), as = reinterpret_cast<Shorts>(a);
-  typedef std::uint16_t Words __attribute__((vector_size(kLanes * 4)));
-  const Shorts w_even = ws & 0xff, w_odd = reinterpret_cast<Shorts>(reinterpret_cast<Words>(w) >> 8);
-  return acc + (multiply_pairs(w_even, (as << 8) >> 8) + multiply_pairs(w_odd, as >> 8));
+  // 255·128·2 would saturate 16 bits.
+  return acc + (multiply_pairs(even_codes(w), even_bytes(a)) + multiply_pairs(odd_codes(w), odd_bytes(a)));
 }
 #elif NIBBLE_ISA == NIBBLE_ISA_I8MM || NIBBLE_ISA == NIBBLE_ISA_NEONBF16
 constexpr int kByteBias = 0;

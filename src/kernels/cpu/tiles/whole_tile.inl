@@ -16,6 +16,9 @@ constexpr int kTile = kPairRows;
 constexpr int kTile = 4;  // 16 of 32 on AArch64; 8 of 16 on AVX2, whose dot products need registers in between
 #endif
 
+/// Whether bytes are multiplied as 16-bit integers.
+#define NIBBLE_WIDENS (NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX512)
+
 /// The sums of a group of row blocks, on the stack. With a chunk of the activations, which comes from L3 or memory once per group, and the
 /// chunks of weights they are in L2 together.
 constexpr std::int64_t kGroupBytes = 128 << 10;
@@ -216,7 +219,6 @@ __attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const
   if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum_runs, 4, codes, a, p, starts, ahead, out)
   NIBBLE_EVERY_HEIGHT(sum_runs, 8, codes, a, p, starts, ahead, out)
 }
-#undef NIBBLE_EVERY_HEIGHT
 
 /// Multiplied as they are.
 struct ChunkCodes {
@@ -232,6 +234,100 @@ inline void add_chunk(int height, const Decoder& d, const std::byte* codes, cons
   add_any(height, d.geometry.bits, begin == 0, codes, tokens + begin * tile::kOctet * height, octets, ahead, sums);
 }
 #endif
+
+#if NIBBLE_WIDENS
+/// The longest task of tokens that are widened.
+constexpr std::int64_t kWideTokens = 192;
+/// A chunk of a token or an output channel.
+constexpr std::int64_t kWideBytes = 2 * tile::kOctet * kChunkOctets;
+
+/// Bytes of `count` quads, of codes or signed, as two words each: of all quads the words of channels 0 and 2, then the others. `codes` is
+/// a constant at every call.
+NIBBLE_VARIANT void widen(bool codes, const std::byte* quads, std::int64_t count, std::byte* words) {
+  std::byte* const odd = words + 4 * count;
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Ints quad = load_ints(quads + 4 * i);
+    store_ints(words + 4 * i, reinterpret_cast<Ints>(codes ? even_codes(quad) : even_bytes(quad)));
+    store_ints(odd + 4 * i, reinterpret_cast<Ints>(codes ? odd_codes(quad) : odd_bytes(quad)));
+  }
+  for (; i < count; ++i) {
+    const Ints quad = load_splat(quads + 4 * i);
+    const Ints first = reinterpret_cast<Ints>(codes ? even_codes(quad) : even_bytes(quad));
+    const Ints second = reinterpret_cast<Ints>(codes ? odd_codes(quad) : odd_bytes(quad));
+    std::memcpy(words + 4 * i, &first, 4);
+    std::memcpy(odd + 4 * i, &second, 4);
+  }
+}
+
+/// add() of widened codes and tokens, word by word. `height` is a constant at every call.
+NIBBLE_VARIANT void add_wide(int, int height, bool first, const std::byte* codes, const std::byte* a, std::int64_t octets,
+                             Ahead& next, std::int32_t* sums) {
+  Ahead ahead = next;  // in registers
+  Ints acc[kTile][kVecs];
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) acc[r][v] = first ? Ints{} : load_ints(sums + r * kRows + v * kLanes);
+  for (std::int64_t o = 0; o < octets; o += kPrefetchOctets) {
+    ahead.prefetch();
+#pragma GCC unroll 1
+    for (std::int64_t words = 4 * least(kPrefetchOctets, octets - o); words > 0; --words, codes += 4 * kRows, a += 4 * height) {
+      Shorts w[kVecs];
+      for (int v = 0; v < kVecs; ++v) w[v] = reinterpret_cast<Shorts>(load_ints(codes + 4 * v * kLanes));
+      for (int r = 0; r < height; ++r) {
+        const Shorts pair = reinterpret_cast<Shorts>(load_splat(a + 4 * r));
+        for (int v = 0; v < kVecs; ++v) acc[r][v] += multiply_pairs(w[v], pair);
+      }
+    }
+  }
+  next = ahead;
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) store_ints(sums + r * kRows + v * kLanes, acc[r][v]);
+}
+__attribute__((noinline)) void add_any_wide(int height, bool first, const std::byte* codes, const std::byte* a,
+                                            std::int64_t octets, Ahead& ahead, std::int32_t* sums) {
+  NIBBLE_EVERY_HEIGHT(add_wide, 8, first, codes, a, octets, ahead, sums)
+}
+
+/// A chunk as 16-bit integers, where that is what is multiplied. 8-bit codes are widened once for all tokens of a task, and tokens for all row
+/// blocks of a group: in the loop over tiles a third of the instructions would be for it.
+///
+///   codes    channels 0 and 2 of each quad [R], then channels 1 and 3 of each quad [R]      words of two integers
+///   tokens   the same of each tile, [H] in place of [R]                                     in L2
+struct Widened {
+  bool used;
+  alignas(64) std::byte codes[kRows * kWideBytes];
+  alignas(64) std::byte tokens[kWideTokens * kWideBytes];
+
+  Widened(int bits, std::int64_t tiles, std::int64_t count) : used(bits == 8 && tiles > 1 && count <= kWideTokens) {}
+
+  /// Octets [begin, begin + octets) of tokens [m_begin, m_end); those of a prepared tile begin after `header` bytes a token.
+  __attribute__((noinline)) void read_tokens(const DotTask& t, std::int64_t header, std::int64_t m_begin, std::int64_t m_end,
+                                             std::int64_t begin, std::int64_t octets) {
+    for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
+      const std::int64_t height = least(t.m - m, t.tile);
+      const std::byte* const quads = t.activations + m * t.token_bytes + (header + begin * tile::kOctet) * height;
+      widen(false, quads, 2 * octets * height, tokens + (m - m_begin) * kWideBytes);
+    }
+  }
+  __attribute__((noinline)) void read_codes(const std::byte* octet, std::int64_t octets) {
+    widen(true, octet, 2 * octets * kRows, codes);
+  }
+  /// add_chunk() of the tile of tokens that begins at `token` of them.
+  void add(std::int64_t height, std::int64_t token, bool first, std::int64_t octets, Ahead& ahead, std::int32_t* sums) const {
+    add_any_wide(static_cast<int>(height), first, codes, tokens + token * kWideBytes, octets, ahead, sums);
+  }
+};
+#else
+/// Bytes are multiplied as they are.
+struct Widened {
+  static constexpr bool used = false;
+  Widened(int, std::int64_t, std::int64_t) {}
+  void read_tokens(const DotTask&, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {}
+  void read_codes(const std::byte*, std::int64_t) {}
+  void add(std::int64_t, std::int64_t, bool, std::int64_t, Ahead&, std::int32_t*) const {}
+};
+#endif
+#undef NIBBLE_EVERY_HEIGHT
 
 /// Scales, zeros and sum_bias of a row block.
 struct Channels {
@@ -425,6 +521,7 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
   alignas(64) float out[kTile * kRows];
   Channels channels;
   ChunkCodes chunk_codes;
+  Widened widened(words ? geo.bits : 0, tiles, m_end - m_begin);
   const auto codes_at = [&](std::int64_t block, std::int64_t octet) {
     return t.weight + geo.record(block, 0) + geo.header_bytes + octet * geo.octet_bytes;
   };
@@ -434,6 +531,7 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
     for (std::int64_t octet = 0, count = 0; octet < octets; octet += count) {
       count = words ? least(chunk, octets - octet) : octets;
       const bool last = octet + count == octets;
+      if (widened.used) widened.read_tokens(t, header, m_begin, m_end, octet, count);
       for (std::int64_t block = begin; block < end; ++block) {
         const bool same = block + 1 < end;  // the next chunk is of the same channels, or of the same or the next group
         const std::int64_t next_block = same ? block + 1 : last ? end : begin, next = same ? octet : last ? 0 : octet + count;
@@ -443,12 +541,15 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
         if (last) read_channels(t, block, channels);
         const std::byte* codes = codes_at(block, octet);
         if (words) codes = chunk_codes.of(geo, codes, count);
+        if (widened.used) widened.read_codes(codes, count);
         for (std::int64_t i = 0; i < tiles; ++i) {
           const std::int64_t m = m_begin + i * t.tile, height = least(t.m - m, t.tile);
           const std::byte* const a = t.activations + m * t.token_bytes;
           if (words) {
             std::int32_t* const tile_sums = sums + ((block - begin) * tiles + i) * kTile * kRows;
-            add_chunk(static_cast<int>(height), d, codes, a + header * room(height), octet, count, octets, ahead, tile_sums);
+            widened.used ? widened.add(height, i * t.tile, octet == 0, count, ahead, tile_sums)
+                         : add_chunk(static_cast<int>(height), d, codes, a + header * room(height), octet, count, octets, ahead,
+                                     tile_sums);
             if (!last) continue;
             finish(t, height, tile_sums, a, channels, out);
           } else {
@@ -618,4 +719,6 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
   end_tiles();
 }
 #endif
+
+#undef NIBBLE_WIDENS
 #endif

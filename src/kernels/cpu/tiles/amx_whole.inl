@@ -26,6 +26,11 @@ NIBBLE_VARIANT void add_steps(bool both, bool first, const std::byte* a, std::in
 struct ChunkCodes {
   alignas(64) std::byte panel[kChunkOctets / kStepOctets * kStepBytes];
 
+  /// Whether of() changes nothing, wherever octets begin.
+  static bool in_place(const tile::Geometry& geo, const std::byte* weight) {
+    const bool lines = (reinterpret_cast<std::uintptr_t>(weight) | geo.header_bytes | geo.row_block_bytes) % kTileBytes == 0;
+    return geo.bits == 8 && lines && tile::Geometry::octets(geo.k) % kStepOctets == 0;
+  }
   /// Codes of 4 bits, a partial last step, and codes that cross cache lines (loaded at half the speed) are unpacked, once for all tokens.
   const std::byte* of(const tile::Geometry& geo, const std::byte* codes, std::int64_t octets) {
     const bool lines = reinterpret_cast<std::uintptr_t>(codes) % kTileBytes == 0;

@@ -18,7 +18,8 @@
 //
 // Over all of K at once, a tile of tokens and a row block together would exceed L1, and every product would wait for L2. Loading and storing
 // the sums of a chunk is a few percent of the instructions (on AMX a fifth of the time). The chunk of the tokens is used by the row blocks of
-// a group, whose sums fit in L2: activations that exceed L2 are read from L3 once for some four row blocks.
+// a group, whose sums fit in L2: activations that exceed L2 are read from L3 once for some four row blocks. A single tile, for which nothing
+// would be reused, goes over all of K; on AMX activations that fit L2 meet one row block after the other. Then the weight is read in one run.
 //
 // Without work per segment there are no float sums beside the integers, so a tile has twice the tokens of dot_tile.hpp's: a vector of
 // codes is loaded, and nibbles are split, once for H dot products. Σ(q_w − z_w) comes with the packed weight (channel_sums). Sums that 32

@@ -22,8 +22,11 @@ constexpr int kTile = 4;  // 16 of 32 on AArch64; 8 of 16 on AVX2, whose dot pro
 /// The sums of a group of row blocks, on the stack. With a chunk of the activations, which comes from L3 or memory once per group, and the
 /// chunks of weights they are in L2 together.
 constexpr std::int64_t kGroupBytes = 128 << 10;
-/// Whether all of K is one chunk if there is one tile: nothing is reused, and the loop is the longest.
-constexpr bool kSingleChunk = NIBBLE_ISA != NIBBLE_ISA_AMX;
+/// Activations of so many bytes, half of L2, stay there for all row blocks: these are multiplied one by one, so that the weight is read in
+/// one run, not a chunk here and a chunk there. In vectors, which read slower, that makes no difference.
+constexpr std::int64_t kResidentBytes = NIBBLE_ISA == NIBBLE_ISA_AMX ? 1 << 20 : 0;
+/// How far ahead of its products one tile prefetches that run into L2, on Intel's: 8 to 64 KiB are the same, a row block is too far.
+constexpr std::int64_t kRunAhead = 16 << 10;
 
 /// Tiles from this height on prefetch by themselves.
 constexpr int kPrefetchRows = 6;
@@ -222,6 +225,7 @@ __attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const
 
 /// Multiplied as they are.
 struct ChunkCodes {
+  static bool in_place(const tile::Geometry&, const std::byte*) { return true; }
   const std::byte* of(const tile::Geometry&, const std::byte* codes, std::int64_t) { return codes; }
 };
 
@@ -512,9 +516,13 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
   const std::int64_t octets = tile::Geometry::octets(t.segments.k), header = t.zero_sums != ZeroSums::none ? 16 : 12;
-  const std::int64_t tiles = (m_end - m_begin + t.tile - 1) / t.tile, group = kMostTiles / tiles;
-  const std::int64_t chunk = kSingleChunk && tiles == 1 ? octets : kChunkOctets;
-  // A few tokens leave the ports that load idle; one token and taller tiles read a single chunk as fast without.
+  const std::int64_t tiles = (m_end - m_begin + t.tile - 1) / t.tile;
+  const std::int64_t group = (m_end - m_begin) * t.token_bytes <= kResidentBytes ? 1 : kMostTiles / tiles;
+  // With one tile nothing is reused, and the loop is the longest over all of K at once.
+  const bool single = tiles == 1 && ChunkCodes::in_place(geo, t.weight);
+  const std::int64_t chunk = single ? octets : kChunkOctets;
+  const bool runs = single && (NIBBLE_ISA == NIBBLE_ISA_AMX || (t.m < kPrefetchRows && low_tile_ahead() != 0));
+  // Elsewhere a few tokens leave the ports that load idle; one token and taller tiles read a single chunk as fast without.
   const bool prefetches_ahead = chunk < octets || NIBBLE_ISA == NIBBLE_ISA_AMX || (t.m > 1 && t.m < kPrefetchRows);
   const bool words = fits_words(t);
   alignas(64) std::int32_t sums[kGroupBytes / 4];
@@ -536,7 +544,11 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
         const bool same = block + 1 < end;  // the next chunk is of the same channels, or of the same or the next group
         const std::int64_t next_block = same ? block + 1 : last ? end : begin, next = same ? octet : last ? 0 : octet + count;
         Ahead ahead;
-        if (next_block < block_end && prefetches_ahead)
+        if (runs) {
+          const std::byte* const run = codes_at(block, 0);
+          const std::int64_t rest = codes_at(block_end - 1, octets) - run;
+          ahead = {run + least(kRunAhead, rest), run + least(kRunAhead + geo.row_block_bytes, rest), prefetches(count)};
+        } else if (next_block < block_end && prefetches_ahead)
           ahead = {codes_at(next_block, next), codes_at(next_block, least(next + chunk, octets)), tiles * prefetches(count)};
         if (last) read_channels(t, block, channels);
         const std::byte* codes = codes_at(block, octet);

@@ -160,6 +160,13 @@ __device__ __forceinline__ std::uint32_t encode_s8(float x, const act_rule::Rule
   return static_cast<std::uint32_t>(min(max(rounded, -128 - rule.zero), 127 - rule.zero) + rule.zero);
 }
 
+/// Four codes as the bytes of a word, from the lowest on.
+__device__ __forceinline__ std::uint32_t encode_four_s8(const float* x, const act_rule::Rule& rule) {
+  const std::uint32_t low = __byte_perm(encode_s8(x[0], rule), encode_s8(x[1], rule), 0x0040);
+  const std::uint32_t high = __byte_perm(encode_s8(x[2], rule), encode_s8(x[3], rule), 0x0040);
+  return __byte_perm(low, high, 0x5410);
+}
+
 /// The rule for a range whose largest magnitude has these bits; `reach` is that of s8 or e4m3, magnitudes saturate at `limit`.
 __device__ __forceinline__ act_rule::Rule rule_of_largest(std::uint32_t largest, float limit, float reach) {
   const float absmax = __uint_as_float(largest);

@@ -238,9 +238,7 @@ __device__ __forceinline__ uint2 encode(const float (&x)[kEach], const Rule& rul
       };
       word[half] = rule.inverse == 0.0f ? 0 : __byte_perm(pair(0), pair(2), 0x5410);
     } else {
-      const std::uint32_t low = __byte_perm(encode_s8(v[0], rule), encode_s8(v[1], rule), 0x0040);
-      const std::uint32_t high = __byte_perm(encode_s8(v[2], rule), encode_s8(v[3], rule), 0x0040);
-      word[half] = __byte_perm(low, high, 0x5410);
+      word[half] = encode_four_s8(v, rule);
     }
   }
   return {word[0], word[1]};

@@ -28,8 +28,9 @@ namespace nibble::cuda {
 namespace {
 
 constexpr int kGroupThreads = 128;
-constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
-constexpr int kUnitTokens = 8;    // of a unit of sums: four a lane
+constexpr int kBoxBytesOfToken = 128;  // of a TMA box: the width of the swizzle
+constexpr int kAllConsumers = 8;       // a named barrier; 1 … 4 are a warpgroup's
+constexpr int kUnitTokens = 8;         // of a unit of sums: four a lane
 /// Floats between tokens of the staging buffer: 68 ≡ 4 mod 32 puts a warp's 8 rows × 4 token pairs into 32 different banks.
 constexpr int kStagePitch = gpu_tile::kRows + 4;
 constexpr int kStagingBytes = kRoundUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup

@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/device/fragment.cuh"
+#include "kernels/cuda/device/opaque.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/stream_k.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
@@ -31,13 +32,7 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int kWeightProducers = 2;    // warps
-constexpr int kBoxBytesOfToken = 128;  // of a TMA box: the width of the swizzle
-
-/// Orders the computation of v before this point and its uses after it: if an operand register is written between a wgmma_fence and the
-/// products that follow, ptxas serialises the products.
-__device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory"); }
-__device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
+constexpr int kWeightProducers = 2;  // warps
 
 /// What a kernel is compiled for. kPatches: tokens are output pixels of a convolution. kExperts: rows of A have weights of their experts.
 /// kPairs: an activation is two numbers (gemm_pairs.cuh). kPlanar: patches are pixels, and those of a channel are read side by side.

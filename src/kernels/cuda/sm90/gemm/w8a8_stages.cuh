@@ -1,6 +1,6 @@
 // The 8-bit GEMM's traits, and its first role: producers fill the stages of the ring.
 //
-//   stage  = n tokens × 128 channels, d of them (a TMA box, 128-byte swizzle)
+//   stage  = n tokens × 128 channels, d of them (a TMA box, 128-byte swizzle; of 16-bit floats two, of 64 channels each)
 //          | records of 64 rows × 128 channels: all of row block 0, then of row block 1, …
 //          | with groups: the scales of its tokens
 //
@@ -26,7 +26,7 @@ namespace {
 
 /// What a kernel is compiled for. kGrouped: groups of channels have scales. kPatches: tokens are output pixels of a convolution. kPrecise:
 /// partial sums of a few records are added in f32. kTokenRows: tokens are the 64-row operand (w8a8_token_rows.cuh). kExperts: rows of A have
-/// weights of their experts.
+/// weights of their experts. What is not a parameter is the same for all but activations that come as floats (w8a8_float_rows.cuh).
 template <class CodeType, int kPassTokens, bool kHasGroups, bool kFromPatches, bool kAddsInFloat, bool kTokenRows = false,
           bool kOfExperts = false>
 struct W8A8Traits {
@@ -34,15 +34,19 @@ struct W8A8Traits {
   using Sum = typename Code::Sum;
   static constexpr int kTokens = kPassTokens, kGroups = w8a8_groups(kTokens, W8A8Form{kHasGroups, kTokenRows});
   static constexpr bool kGrouped = kHasGroups, kPatches = kFromPatches, kPrecise = kAddsInFloat, kExperts = kOfExperts;
-  static constexpr int kActBytes = kTokens * gpu_w8::kChannels;  // of a record
+  static constexpr bool kReads = kGrouped;            // whether warps read more of a stage than their products do (cta.cuh)
+  static constexpr int kRowBlocks = kTokenRowBlocks;  // of a pass at most, where tokens are the 64-row operand
+  static constexpr int kBoxes = 1;                    // of a record's activations: 128 bytes of each token
+  static constexpr int kActBytes = kBoxes * kTokens * kBoxBytesOfToken;  // of a record
 };
 
 template <class T>
-struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPatches, T::kExperts> {
-  using Base = Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPatches, T::kExperts>;
+struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kReads, T::kPatches, T::kExperts> {
+  using Base = Cta<W8A8Params, T::kTokens, T::kGroups, T::kReads, T::kPatches, T::kExperts>;
   using Base::Base, Base::p, Base::base, Base::lane, Base::depth, Base::empty, Base::full, Base::is_last;
   /// The producers' warps keep what ptxas needs for the addresses of scales, or for the walk over an image.
   static constexpr int kProducerRegisters = T::kGrouped || T::kPatches ? 40 : 32;
+  static constexpr int kBoxChannels = gpu_w8::kChannels / T::kBoxes;
 
   __device__ int stage_records() const { return p.blocks * depth(); }
   __device__ std::uint32_t act(int stage) const { return base + stage * depth() * T::kActBytes; }
@@ -50,7 +54,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
     return base + p.map.records + stage * stage_records() * gpu_w8::kRecordBytes;
   }
   __device__ int act_bytes(const Pass& pass) const {
-    return (is_last(pass) ? p.last_tokens * gpu_w8::kChannels : T::kActBytes) + scale_bytes(pass);
+    return (is_last(pass) ? p.last_tokens * T::kBoxes * kBoxBytesOfToken : T::kActBytes) + scale_bytes(pass);
   }
   /// Of a record's scales of tokens that are copied with it: multiples of 16.
   __device__ int scale_bytes(const Pass& pass) const {
@@ -132,7 +136,10 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
             for (int channel = 0; channel < gpu_w8::kChannels; channel += p.box_channels)
               ptx::load_patches(at + channel * T::kTokens, &p.x, walk.next(p.patches, p.images), is_full, policy);
           } else {
-            ptx::load_box(at, x, record * gpu_w8::kChannels, first, is_full, policy);
+#pragma unroll
+            for (int box = 0; box < T::kBoxes; ++box)
+              ptx::load_box(at + box * T::kTokens * kBoxBytesOfToken, x, (record * T::kBoxes + box) * kBoxChannels, first,
+                            is_full, policy);
           }
           if (T::kGrouped && of_scales != 0) {
             ptx::bulk_copy(scales_of(to.stage, i), scales, of_scales, is_full, policy);

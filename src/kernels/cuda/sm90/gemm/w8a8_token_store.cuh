@@ -5,10 +5,10 @@
 // A warp has 16 tokens of 64 and all of the pass's rows, so that its store needs no other warp. Code that runs once in a pass costs as much
 // as fetching it: what few epilogues need is apart, and the common one is short and without jumps.
 //
-// What the epilogue needs of a warpgroup's 128 rows, one row a thread, is loaded before the products and put into shared memory after them:
+// What the epilogue needs of a pass's rows, 64 or 128, one row a thread, is loaded before the products and put into shared memory after them:
 //
 //   row_terms()   {scale, bias} of row 0, of row 1, …      16 bytes have what a lane needs of a unit: its rows 2t and 2t + 1
-//   1 KiB on      {Σ Ŵ, zero point} of the same rows
+//   behind them   {Σ Ŵ, zero point} of the same rows
 #pragma once
 
 #include <cuda_bf16.h>
@@ -52,8 +52,8 @@ struct W8A8TokenStore : W8A8Stages<T> {
   using Sum = typename T::Sum;
   static constexpr bool kIntegers = std::is_same_v<Sum, std::int32_t>;
   static constexpr int kTokens = T::kTokens;
-  static constexpr int kBlocks = kTokenRowBlocks, kRows = kBlocks * gpu_w8::kRows;  // of a pass, at most
-  static_assert(kRows == kGroupThreads && kRowTerms * 4 * kRows == 2 * 1024);
+  static constexpr int kBlocks = T::kRowBlocks, kRows = kBlocks * gpu_w8::kRows;  // of a pass, at most
+  static_assert(kRows <= kGroupThreads && kBlocks <= kTokenRowBlocks);
   /// A warpgroup's tokens, and the tokens of one operand.
   static constexpr int kGroupTokens = kTokens / kGroups, kPartTokens = 64, kParts = kGroupTokens / kPartTokens;
   static constexpr int kBlockSums = gpu_w8::kRows / 2;  // of 64 tokens × 64 rows, of a lane
@@ -106,9 +106,11 @@ struct W8A8TokenStore : W8A8Stages<T> {
   __device__ void share_terms(const Terms& terms) const {
     const std::uint32_t to = row_terms() + (warp * 32 + lane) * 8;
     ptx::named_barrier(1 + warpgroup, kGroupThreads);  // those of the pass before have been read
-    ptx::store_shared8(to, {__float_as_uint(terms.scale), __float_as_uint(terms.bias)});
-    if (kIntegers && p.zero_points)
-      ptx::store_shared8(to + 8 * kRows, {static_cast<std::uint32_t>(terms.sum), static_cast<std::uint32_t>(terms.zero)});
+    if (kRows == kGroupThreads || warp * 32 < kRows) {
+      ptx::store_shared8(to, {__float_as_uint(terms.scale), __float_as_uint(terms.bias)});
+      if (kIntegers && p.zero_points)
+        ptx::store_shared8(to + 8 * kRows, {static_cast<std::uint32_t>(terms.sum), static_cast<std::uint32_t>(terms.zero)});
+    }
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
   }
   /// Takes zero points out of integers and adds their bias, modulo 2³², where the result is exact.
@@ -210,7 +212,7 @@ struct W8A8TokenStore : W8A8Stages<T> {
     const unsigned token = lane / 8, chunk = lane % 8;
     const std::uint32_t from = staging + token * kTokenBytes + (chunk ^ token) * 16;
     const int row = pass.block * gpu_w8::kRows + static_cast<int>(chunk) * 8;
-    const bool in_block[kBlocks] = {row<p.rows(), pass.blocks> 1 && row + gpu_w8::kRows < p.rows()};
+    const bool in_block[kTokenRowBlocks] = {row<p.rows(), pass.blocks> 1 && row + gpu_w8::kRows < p.rows()};
     const int left = p.m - first_token(pass) - static_cast<int>(token);
     const std::int64_t pitch = p.epilogue.d_stride * 2, first = p.first_row + first_token(pass) + static_cast<int>(token);
     std::byte* d = static_cast<std::byte*>(p.epilogue.d) + first * pitch + row * 2;
@@ -233,20 +235,22 @@ struct W8A8TokenStore : W8A8Stages<T> {
         __syncwarp();  // before the buffer is written again
       }
   }
-  /// 16 tokens × 128 rows at a time as codes of 8 bits, in the same form: a lane's two rows of a unit are two bytes of a token. Four lanes
+  /// 16 tokens × all rows at a time as codes of 8 bits, in the same form: a lane's two rows of a unit are two bytes of a token. Four lanes
   /// write the eight of a token, and eight tokens are in different chunks of 16 rows. Eight lanes then store a token.
   __device__ void store_codes(const Pass& pass, const Sums& acc) const {
-    static_assert(kRows == 128);
+    constexpr int kTokenBytes = 128, kChunkRows = 16;  // in shared memory, of 64 rows, too
+    static_assert(kRows <= kTokenBytes);
     const auto lane = static_cast<unsigned>(opaque(this->lane));
     const int first_row = pass.block * gpu_w8::kRows;
     const unsigned g = lane / 4, row = lane % 4 * 2;  // of a unit
-    const std::uint32_t staging = warp_staging(), to = staging + g * kRows + row;
+    const std::uint32_t staging = warp_staging(), to = staging + g * kTokenBytes + row;
     const unsigned token = lane / 8, chunk = lane % 8;
-    const std::uint32_t from = staging + token * kRows + (chunk ^ token) * 16;
-    const bool exists = first_row + static_cast<int>(chunk) * 16 < p.rows();
+    const std::uint32_t from = staging + token * kTokenBytes + (chunk ^ token) * 16;
+    const int in_pass = static_cast<int>(chunk) * kChunkRows;
+    const bool exists = in_pass < kRows && first_row + in_pass < p.rows();
     const int left = p.m - first_token(pass) - static_cast<int>(token);
     const std::int64_t first = p.first_row + first_token(pass) + static_cast<int>(token), pitch = p.epilogue.d_stride;
-    std::byte* d = static_cast<std::byte*>(p.epilogue.d) + first * pitch + first_row + static_cast<int>(chunk) * 16;
+    std::byte* d = static_cast<std::byte*>(p.epilogue.d) + first * pitch + first_row + in_pass;
     const Requantizer requantizer(p.epilogue);
 #pragma unroll
     for (int part = 0; part < kParts; ++part, d += kPartTokens * pitch) {
@@ -255,14 +259,14 @@ struct W8A8TokenStore : W8A8Stages<T> {
         const Sum* v = acc + part * kPartSums + kUnitSums * unit;
         const std::uint32_t at = to + (unit / 2 ^ g) * 16 + unit % 2 * 8;
         ptx::store_shared2(at, requantizer.code(value(v[0])) | requantizer.code(value(v[1])) << 8);
-        ptx::store_shared2(at + 8 * kRows, requantizer.code(value(v[2])) | requantizer.code(value(v[3])) << 8);
+        ptx::store_shared2(at + 8 * kTokenBytes, requantizer.code(value(v[2])) | requantizer.code(value(v[3])) << 8);
       }
       __syncwarp();
       std::byte* at = d;
 #pragma unroll
       for (unsigned i = 0; i < 16; i += 4, at += 4 * pitch)  // chunk ^ (token + i) mod 8: token is below 4
         ptx::store16_if(exists && static_cast<int>(part * kPartTokens + i) < left, at,
-                        ptx::load_shared16((from ^ i % 8 * 16) + i * kRows));
+                        ptx::load_shared16((from ^ i % 8 * 16) + i * kTokenBytes));
       __syncwarp();  // before the buffer is written again
     }
   }

@@ -8,11 +8,11 @@
 
 namespace nibble::cuda {
 
-inline int element_bytes(DType type) { return type == DType::f16 || type == DType::bf16 ? 2 : 1; }
+inline int bytes_of(DType type) { return type == DType::f16 || type == DType::bf16 ? 2 : 1; }
 inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int64_t pitch, std::int64_t m, std::int64_t k,
                           int rows) {
   map = {};
-  map.element = element_bytes(type);
+  map.element = bytes_of(type);
   map.bytes = static_cast<const std::uint8_t*>(x), map.pitch = pitch, map.m = m, map.row_bytes = k * map.element;
   map.box_rows = rows, map.box_bytes = 128;
   return rows <= 256;
@@ -32,7 +32,7 @@ inline bool describe_patches(CUtensorMap& map, DType type, const void* x, std::i
   map.lower_w = bounds.lower_w, map.lower_h = bounds.lower_h;
   map.last_w = p.width - 1 + bounds.upper_w, map.last_h = p.height - 1 + bounds.upper_h;
   map.stride_w = p.stride_w, map.stride_h = p.stride_h;
-  map.element = element_bytes(type);
+  map.element = bytes_of(type);
   map.box_rows = tokens, map.box_bytes = channels * map.element;
   return tokens <= 256 && map.box_bytes <= 128;
 }

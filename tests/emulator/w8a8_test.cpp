@@ -6,6 +6,7 @@
 #include "emulator/memory.hpp"
 #include "emulator/w8a8_layer.hpp"
 #include "kernels/kernel.hpp"
+#include "quantize/act_rule.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -18,6 +19,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 #include "kernels/cuda/sm90/gemm/w8a8_e4m3_grouped.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_e4m3_precise.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_experts.cu"
+#include "kernels/cuda/sm90/gemm/w8a8_floats.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_patches_e4m3.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_patches_s8.cu"
 #include "kernels/cuda/sm90/gemm/w8a8_s8.cu"
@@ -162,6 +164,93 @@ constexpr Case kCases[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(W8A8, Emulated, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
+
+// ---- activations that come as floats
+
+struct FloatsCase {
+  DType type;
+  int m, n, k;
+  int blocks;
+  int zero = 0;  // of the activations
+  DType out = DType::s32;
+  unsigned extra = 0;
+};
+
+std::string name(const FloatsCase& c) {
+  return fmt::format("{}_{}_n{}", nibble::name(c.type), emulator::name({Codes::s8, c.m, c.n, c.k, c.out, c.extra}),
+                     gpu_w8::kRows * c.blocks);
+}
+
+/// Numbers of every kind: codes of all values, their halfway cases, what saturates, infinities, NaN and zeros of both signs.
+std::vector<std::uint16_t> floats_of_all_kinds(DType type, std::size_t count, float scale) {
+  std::mt19937 random(7);
+  const auto bits = [type](float x) { return type == DType::f16 ? to_f16(x).bits : to_bf16(x).bits; };
+  std::vector<std::uint16_t> floats;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float halves = static_cast<float>(static_cast<int>(random() % 600) - 300) / 2;
+    const unsigned kind = random() % 64;
+    floats.push_back(kind == 0 ? static_cast<std::uint16_t>(random()) : bits(kind < 32 ? halves * scale : halves * scale * 0.7f));
+  }
+  return floats;
+}
+
+class EmulatedFloats : public testing::TestWithParam<FloatsCase> {};
+
+TEST_P(EmulatedFloats, GiveTheSumsOfTheirCodes) {
+  const FloatsCase& c = GetParam();
+  constexpr float kScale = 0.03125f * 1.01f;
+  emulator::use_shared_memory(shared);
+  emulator::W8A8Layer layer({Codes::s8, c.m, c.n, c.k, c.out, c.extra});
+  const std::int64_t stride = (c.k + 7) / 8 * 8 + 16;  // elements: rows lie apart, and what is between them is not read
+  const std::vector<std::uint16_t> floats = floats_of_all_kinds(c.type, static_cast<std::size_t>(c.m * stride), kScale);
+  const act_rule::Rule rule = act_rule::known(kScale, c.zero);
+  for (int m = 0; m < c.m; ++m)
+    for (int k = 0; k < c.k; ++k) {
+      const std::uint16_t bits = floats[static_cast<std::size_t>(m * stride + k)];
+      const float x = c.type == DType::f16 ? to_f32(f16{bits}) : to_f32(bf16{bits});
+      layer.acts[static_cast<std::size_t>(m * layer.pitch + k)] = static_cast<std::uint8_t>(act_rule::to_s8(x, rule));
+    }
+  std::ranges::fill(layer.act_scales, kScale);
+  std::ranges::fill(layer.act_zeros, c.zero);
+  W8A8Task task = layer.task();
+  task.acts = {.scale = kScale, .zero = c.zero};
+  const FloatActs acts{floats.data(), c.type, stride};
+  layer.expect_sums(task, [&](const W8A8Task& t) { return linear_w8a8_sm90_floats(t, acts, c.blocks, nullptr); });
+}
+
+// Tails of rows, tokens and channels, more records than a ring has stages, more passes than there are multiprocessors; every store.
+constexpr FloatsCase kFloatsCases[] = {
+    {DType::f16, 390, 64, 256, 1},
+    {DType::bf16, 130, 72, 648, 2, -7},
+    {DType::f16, 70, 200, 40, 1, 90},
+    {DType::f16, 1, 75, 1160, 2},
+    {DType::f16, 700, 64, 136, 1, 3, DType::f16, kBias},
+    {DType::bf16, 260, 136, 328, 2, 0, DType::bf16, kSumBias},
+    {DType::bf16, 150, 136, 200, 1, -128, DType::f32, kResidual | kBias},
+    {DType::f16, 150, 208, 384, 2, 5, DType::s8, kBias},
+    {DType::bf16, 200, 112, 128, 1, 5, DType::s8},
+    {DType::f16, 140, 200, 392, 1, 0, DType::u8, kSumBias},
+};
+INSTANTIATE_TEST_SUITE_P(W8A8, EmulatedFloats, testing::ValuesIn(kFloatsCases),
+                         [](const auto& info) { return name(info.param); });
+
+TEST(EmulatedW8a8, RefusesFloatsThatItsKernelsDoNotTake) {
+  emulator::use_shared_memory(shared);
+  const emulator::W8A8Layer layer({Codes::s8, 70, 64, 128, DType::s32});
+  const std::vector<std::uint16_t> floats(70 * 136 + 1);
+  W8A8Task task = layer.task();
+  const auto run = [&](const void* a, std::int64_t stride, int blocks, DType type = DType::f16) {
+    return linear_w8a8_sm90_floats(task, {a, type, stride}, blocks, nullptr);
+  };
+  EXPECT_EQ(run(floats.data(), 136, 1), cudaErrorInvalidValue);  // a scale per token
+  task.acts = {.scale = 0.1f};
+  EXPECT_EQ(run(floats.data(), 136, 3), cudaErrorInvalidValue);
+  EXPECT_EQ(run(floats.data(), 136, 1, DType::f32), cudaErrorInvalidValue);
+  EXPECT_EQ(run(floats.data(), 132, 1), cudaErrorInvalidAddressSpace);
+  EXPECT_EQ(run(floats.data() + 1, 136, 1), cudaErrorInvalidAddressSpace);
+  task.weight.geometry.has_zeros = true;
+  EXPECT_EQ(run(floats.data(), 136, 1), cudaErrorInvalidValue);
+}
 
 // The emulated tensor cores drop the same bits as those of a GPU: a sum of thousands of channels loses more than sums of 512 at a time.
 TEST(EmulatedW8a8, PreciseSumsAreCloser) {

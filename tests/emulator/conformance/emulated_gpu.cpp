@@ -102,6 +102,7 @@ Status launch_dequantize_dense(const DenseWeight& weight, void* out, DType type,
   return status_of(emulator::dequantize_dense(weight, out, type, stride, transposed));
 }
 Status launch_w8a8_sm90(const W8A8Task&, int, int, int, int, Stream) { return not_emulated(); }
+Status launch_w8a8_sm90_floats(const W8A8Task&, const FloatActs&, int, Stream) { return not_emulated(); }
 
 Status launch_linear_simt(const LinearTask& task, Stream) { return status_of(emulator::linear_simt(task)); }
 Status launch_w8a8_simt(const W8A8Task& task, Stream) { return status_of(emulator::linear_w8a8_simt(task)); }

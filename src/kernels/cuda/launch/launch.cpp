@@ -434,6 +434,10 @@ Status launch_w8a8_sm90(const W8A8Task& task, int tokens, int blocks, int depth,
       code, fmt::format("{}, {} tokens, {} row blocks, {} CTAs", describe("linear_w8a8_sm90", task), tokens, blocks, split));
 }
 
+Status launch_w8a8_sm90_floats(const W8A8Task& task, const FloatActs& floats, int blocks, Stream stream) {
+  return status_of(linear_w8a8_sm90_floats(task, floats, blocks, native(stream)), describe("linear_w8a8_sm90_floats", task));
+}
+
 Status launch_codes_simt(const CodesTask& task, Stream stream) {
   return status_of(linear_codes_simt(task, native(stream)),
                    fmt::format("linear_codes_simt M={} N={} K={}", task.m, task.weight.geometry.n, task.weight.geometry.k));

@@ -105,6 +105,8 @@ Status launch_w8a8_sm80(const W8A8Task& task, int split, Stream stream);
 Status launch_codes_simt(const CodesTask& task, Stream stream);
 /// `tokens` of a pass, its `blocks` of 64 rows, `depth` warpgroups and `split` CTAs that share K; see w8a8.hpp.
 Status launch_w8a8_sm90(const W8A8Task& task, int tokens, int blocks, int depth, int split, Stream stream);
+/// Of activations that become codes on the way.
+Status launch_w8a8_sm90_floats(const W8A8Task& task, const FloatActs& floats, int blocks, Stream stream);
 
 /// W → `out` [N,K] or (transposed) [K,N] of f32, f16 or bf16, rows `out_stride` elements apart.
 Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,

@@ -79,6 +79,7 @@ Status launch_sum_codes(const QuantizedActs&, std::int64_t, std::int64_t, std::i
 Status launch_w8a8_simt(const W8A8Task&, Stream) { return no_cuda(); }
 Status launch_w8a8_sm80(const W8A8Task&, int, Stream) { return no_cuda(); }
 Status launch_w8a8_sm90(const W8A8Task&, int, int, int, int, Stream) { return no_cuda(); }
+Status launch_w8a8_sm90_floats(const W8A8Task&, const FloatActs&, int, Stream) { return no_cuda(); }
 Status launch_codes_simt(const CodesTask&, Stream) { return no_cuda(); }
 Status launch_dequantize(const DeviceWeight&, void*, DType, std::int64_t, bool, Stream) { return no_cuda(); }
 Status launch_pack(const gpu_tile::Geometry&, const WeightScheme&, DType, const CanonicalArrays&, void*, Stream) {

@@ -137,12 +137,13 @@ Status accepts_w8a8(const Kernel& self, const Problem& p) {
   if (act.codes == DType::none)
     return error(StatusCode::unsupported, "multiplies {} activations, {} ones are not to be quantized", self.act,
                  name(p.a_dtype));
-  if (name(act.codes) != self.act)
-    return error(StatusCode::unsupported, "multiplies {} activations, they are to be quantized to {}", self.act, name(act.codes));
+  const std::string_view codes = self.quantizes ? "s8" : self.act;
+  if (name(act.codes) != codes)
+    return error(StatusCode::unsupported, "multiplies {} activations, they are to be quantized to {}", codes, name(act.codes));
   if (const std::string reason = gpu_w8::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
     return error(StatusCode::unsupported, "{}", reason);
   if ((p.scheme.codes == DType::e4m3) != (act.codes == DType::e4m3))
-    return error(StatusCode::unsupported, "multiplies {} activations by weights of that kind, not {}", self.act,
+    return error(StatusCode::unsupported, "multiplies {} activations by weights of that kind, not {}", codes,
                  name(p.scheme.codes));
   if (p.permutes_k) return error(StatusCode::unsupported, "reads channels in order, the packed weight has another one");
   if (act.zero == ZeroKind::offset)
@@ -251,6 +252,47 @@ double sm90_cost_us(const Kernel& self, const Problem& p) {
   return w8a8_sm90_cost_us(self.tile, p.act_scheme.codes, gpu_of(p), p);
 }
 
+// ---- linear, of activations that become codes on the way
+
+Status accepts_floats(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_w8a8(self, p));
+  if (p.a_dtype != DType::f16 && p.a_dtype != DType::bf16)
+    return error(StatusCode::unsupported, "quantizes f16 and bf16 itself, A comes as {}", name(p.a_dtype));
+  if (p.act_scheme.group != GroupShape::tensor())
+    return error(StatusCode::unsupported, "quantizes while it multiplies, by a scale that is known before; {} has one per token",
+                 Scheme{p.scheme, p.act_scheme}.name());
+  if (p.scheme.zero != ZeroKind::none)
+    return error(StatusCode::unsupported, "does not sum the codes of a token, which the weight's zero points need");
+  if (p.prescales_k) return error(StatusCode::unsupported, "quantizes activations as they come, without a prescale");
+  return {};
+}
+
+bool reads_floats(const StepArgs& args) {
+  constexpr std::int64_t kBytes = 2;
+  return readable_rows(args.a.data, args.a.stride(0) * kBytes, args.a.dim(0), args.a.dim(1) * kBytes);
+}
+
+/// An estimate, until it is measured: a record of a pass is 128 tokens × 128 channels to quantize, whatever the rows, with a conversion for each,
+/// of which an SM does 16 in a clock. The rest of a pass, and the tensor cores, are those of the same tile of codes. It is chosen where it
+/// is ahead by more than such estimates are off.
+double floats_cost_us(const Kernel& self, const Problem& p) {
+  const GpuInfo gpu = gpu_of(p);
+  const PassShape shape{.blocks = self.tile.n / gpu_w8::kRows, .depth = 1, .even = true};
+  const WgmmaFeatures features =
+      wgmma_features(WgmmaFamily::s8, self.tile, shape, gpu, p, gpu_w8::geometry(p.scheme, p.n, p.k).total_bytes(), 16);
+  WgmmaCost cost = wgmma_cost(features.family, {.m = self.tile.m, .n = 128}, gpu);
+  constexpr float kQuantizeUs = 0.6f, kStoreShare = 0.85f;  // a record; of a pass of 64 rows, in that of 128
+  constexpr double kUnmeasured = 1.3;
+  cost.step_us = kQuantizeUs;
+  if (shape.blocks == 1) cost.pass_us *= kStoreShare;
+  return kUnmeasured * wgmma_cost_us(cost, features);
+}
+
+Status run_floats(const Kernel& self, const StepArgs& args) {
+  const FloatActs floats{args.a.data, args.a.dtype, args.a.stride(0)};
+  return launch_w8a8_sm90_floats(w8a8_task(args), floats, self.tile.n / gpu_w8::kRows, args.stream);
+}
+
 // ---- W itself
 
 Status accepts_dequantize(const Kernel& self, const Problem& p) {
@@ -350,6 +392,22 @@ constexpr Kernel sm90_family(ActForm form) {
   return row;
 }
 
+/// Tiles of 128 tokens × so many rows.
+constexpr Kernel floats_row(int rows) {
+  Kernel row = linear_row(Isa::sm90, ActForm::as_given, Sums::integers);
+  row.variant = "online";
+  row.tile = {.m = 128, .n = rows};
+  row.summary = "one scale for all activations, few output channels: f16 and bf16 become int8 codes in registers, then wgmma";
+  row.least_m = row.tile.m / 2 + 1;
+  row.quantizes = true;
+  row.accepts = accepts_floats;
+  row.cost_us = floats_cost_us;
+  row.workspace = nullptr;
+  row.reads = reads_floats;
+  row.run = run_floats;
+  return row;
+}
+
 /// e4m3 is unpacked to f16.
 constexpr Kernel sm80_row(ActForm form) {
   Kernel row = linear_row(Isa::sm80, form, form == ActForm::s8_rows ? Sums::integers : Sums::tensor_cores);
@@ -397,6 +455,7 @@ std::span<const Kernel> w8a8_kernels() {
     for (const ActForm form : kForms) append(rows, sm90_family(form), kTiles, kSm90Summaries);
     for (Kernel& row : rows)
       if (row.variant == "wgmma" && (row.tile.m == 16 || row.tile.m == 64 || row.tile.m == 128)) row.expert_rows = row.tile.m;
+    for (const int of_pass : {64, 128}) rows.push_back(floats_row(of_pass));
     for (const ActForm form : kForms) rows.insert(rows.end(), {sm80_few_row(form), sm80_row(form)});
     for (const int split : kSm80Splits) rows.push_back(sm80_split_row(split));
     for (const ActForm form : kForms) rows.push_back(simt_row(form));

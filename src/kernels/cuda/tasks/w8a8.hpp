@@ -25,5 +25,8 @@ struct W8A8Config {
 /// With wgmma on sm_90; cudaErrorInvalidAddressSpace if TMA cannot read the codes. With integers the bits do not depend on config, with
 /// e4m3 they do, but neither on M nor on the other rows, save with stream-K.
 cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cudaStream_t stream);
+/// The same of integers for 16-bit floats with one scale, which become the codes that quantize_acts() makes of them, `blocks` row blocks (1 or
+/// 2) a pass: the bits of the two steps. The weight has no zero points.
+cudaError_t linear_w8a8_sm90_floats(const W8A8Task& task, const FloatActs& floats, int blocks, cudaStream_t stream);
 
 }  // namespace nibble::cuda

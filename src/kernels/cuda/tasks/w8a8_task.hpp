@@ -52,6 +52,13 @@ struct W8A8Task {
   ExpertTiles experts;  // of a grouped product, whose weight is the first expert's; without tiles: of one weight
 };
 
+/// Activations [M,K] that a kernel makes codes of itself, in device memory: W8A8Task::acts has their scale and zero point only.
+struct FloatActs {
+  const void* a = nullptr;
+  DType type = DType::f16;  // or bf16
+  std::int64_t stride = 0;  // elements between rows
+};
+
 /// Rows of a tile of experts, of the kernel of every GPU.
 constexpr int kW8A8SimtExpertRows = 32;
 

@@ -111,6 +111,23 @@ cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cud
   return launch(kernel, p, config, form, task.scratch_end, stream);
 }
 
+cudaError_t linear_w8a8_sm90_floats(const W8A8Task& task, const FloatActs& floats, int blocks, cudaStream_t stream) {
+  const gpu_w8::Geometry& geo = task.weight.geometry;
+  const W8A8Kernel kernel = w8a8_sm90_floats(floats.type, blocks);
+  const bool one_scale = task.acts.scales == nullptr && task.acts.zeros == nullptr && task.acts.group == 0;
+  if (kernel == nullptr || task.m < 1 || !one_scale || !geo.integers || geo.has_zeros || geo.block_rows != 0 ||
+      task.experts.tiles != nullptr)
+    return cudaErrorInvalidValue;
+  constexpr std::int64_t kBytes = 2;  // of a float
+  if (!readable_rows(floats.a, floats.stride * kBytes, task.m, geo.k * kBytes)) return cudaErrorInvalidAddressSpace;
+  W8A8Params p = params(task.weight, task, task.m);
+  p.next = task.next;
+  p.rule = act_rule::known(task.acts.scale, task.acts.zero);
+  if (!describe_token_tiles(p, floats.type, floats.a, floats.stride * kBytes, task.m, geo.k, kFloatTokens))
+    return cudaErrorInvalidValue;
+  return launch(kernel, p, {.tokens = kFloatTokens, .blocks = blocks}, {.token_rows = true, .floats = true}, nullptr, stream);
+}
+
 cudaError_t conv_w8a8_sm90(const ConvTask& task, const W8A8Config& config, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.scaled.geometry;
   const W8A8Kernel kernel = geo.integers ? w8a8_sm90_patches_s8(config.tokens) : w8a8_sm90_patches_e4m3(config.tokens);

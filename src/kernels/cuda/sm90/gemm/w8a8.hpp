@@ -13,6 +13,7 @@
 #include "kernels/cuda/tasks/patches.hpp"
 #include "kernels/cuda/tasks/w8a8.hpp"
 #include "kernels/cuda/tasks/w8a8_task.hpp"
+#include "quantize/act_rule.hpp"
 
 namespace nibble::cuda {
 
@@ -20,6 +21,7 @@ namespace nibble::cuda {
 struct W8A8Form {
   bool grouped = false;     // groups of channels have scales
   bool token_rows = false;  // tokens are the 64-row operand (w8a8_token_rows.cuh)
+  bool floats = false;      // tokens come as 16-bit floats, whose codes the kernel makes (w8a8_float_rows.cuh)
 };
 
 /// The multiplying warpgroups of a CTA. Where tokens are the 64-row operand each has 64 tokens, or twice 64, and all rows.
@@ -33,6 +35,9 @@ constexpr int w8a8_threads(const W8A8Config& c, W8A8Form form) { return 128 * (w
 /// has four. It depends neither on M nor on the ring, because sums would differ.
 constexpr int w8a8_together(const W8A8Config& c, int wanted) { return c.tokens > 128 && wanted > 2 ? 2 : wanted; }
 
+/// The tokens of a pass that come as floats.
+constexpr int kFloatTokens = 128;
+
 /// Where the scales of tokens in groups are. rows: a group's are side by side, and bulk copies can read them.
 enum class TokenScales : std::uint8_t { one, rows, scattered };
 
@@ -45,7 +50,7 @@ constexpr int kTokenTerms = 3, kRowTerms = 4;  // scale, zero point, sum of code
 constexpr W8A8Map w8a8_map(int stages, const W8A8Config& c, W8A8Form form) {
   constexpr int kStaging = 4 * 8 * (gpu_w8::kRows + 4) * 4;  // of a warpgroup: four units of 64 rows × 8 tokens, f32
   W8A8Map map{};
-  map.records = stages * c.depth * c.tokens * gpu_w8::kChannels;
+  map.records = stages * c.depth * c.tokens * gpu_w8::kChannels * (form.floats ? 2 : 1);
   const int ring = map.records + stages * c.blocks * c.depth * gpu_w8::kRecordBytes;
   const int inbox = c.split > 1 ? c.blocks * c.tokens * gpu_w8::kRows * 4 : 0;
   map.staging = ring > inbox ? ring : inbox;
@@ -83,6 +88,7 @@ struct W8A8Params {
   int images, box_channels;
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
   ExpertTiles experts;                        // of rows of experts, which `schedule` knows without the number of token tiles
+  act_rule::Rule rule;                        // by which floats become codes
 
   NIBBLE_HOST_DEVICE int rows() const { return static_cast<int>(weight.geometry.n); }
 };
@@ -99,5 +105,7 @@ W8A8Kernel w8a8_sm90_experts_e4m3(int tokens, bool grouped);
 /// The kernel for patches: 64, 128 or 256 tokens.
 W8A8Kernel w8a8_sm90_patches_s8(int tokens);
 W8A8Kernel w8a8_sm90_patches_e4m3(int tokens);
+/// The kernel for tokens of that type, f16 or bf16, in passes of kFloatTokens: 1 or 2 row blocks a pass.
+W8A8Kernel w8a8_sm90_floats(DType type, int blocks);
 
 }  // namespace nibble::cuda

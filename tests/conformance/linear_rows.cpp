@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "random_weights.hpp"
-
 namespace nibble {
 
 using testing::all_schemes;
@@ -23,7 +21,11 @@ std::vector<Shape> shapes_for(const Kernel& kernel) {
 
 Backend memory_of(const Kernel& kernel) { return kernel.backend == Backend::cuda ? Backend::cuda : Backend::cpu; }
 
+/// Whether it makes the codes of W8A8 itself, of 16-bit floats.
+static bool quantizes_w8a8(const Kernel& kernel) { return kernel.quantizes && kernel.layout == "gpu_w8n64k128"; }
+
 DType act_for(const Kernel& kernel, std::uint64_t turn) {
+  if (quantizes_w8a8(kernel)) return turn % 2 == 0 ? DType::f16 : DType::bf16;
   if (kernel.form == ActForm::s8x3_rows || kernel.form == ActForm::f16x2_rows || kernel.form == ActForm::bf16x3k32)
     return DType::f32;
   if (kernel.form == ActForm::bf16x2k32) return DType::f16;
@@ -34,10 +36,23 @@ DType act_for(const Kernel& kernel, std::uint64_t turn) {
 }
 
 ActScheme quantize_for(const Kernel& kernel) {
+  if (quantizes_w8a8(kernel)) return {DType::s8, GroupShape::tensor()};
   if (kernel.act == "s8" || kernel.act == "s8k64") return {DType::s8, GroupShape::channel()};
   if (kernel.act == "s8i16" || kernel.quantizes) return {DType::s8, GroupShape::group(128)};
   if (kernel.act.starts_with("e4m3")) return {DType::e4m3, GroupShape::channel()};
   return {};
+}
+
+bool knows_the_scale(const Kernel& kernel) {
+  const ActScheme act = quantize_for(kernel);
+  return act.codes != DType::none && act.group == GroupShape::tensor();
+}
+
+QuantTensor weight_for(const Kernel& kernel, const WeightScheme& scheme, std::int64_t n, std::int64_t k, std::uint64_t seed,
+                       const testing::RandomWeight& with) {
+  QuantTensor q = testing::random_weight(scheme, n, k, seed, with);
+  if (knows_the_scale(kernel)) q.static_acts = {0x1p-5f, 0};
+  return q;
 }
 
 Problem problem_for(const Kernel& kernel, const WeightScheme& scheme, std::int64_t n, std::int64_t k, const ActScheme& quantize,

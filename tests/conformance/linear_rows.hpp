@@ -9,6 +9,7 @@
 
 #include "kernels/kernel.hpp"
 #include "nibble/nibble.hpp"
+#include "random_weights.hpp"
 #include "rows.hpp"
 
 namespace nibble {
@@ -22,8 +23,13 @@ std::vector<Shape> shapes_for(const Kernel& kernel);
 Backend memory_of(const Kernel& kernel);
 /// The type of A, varied by the seed; kernels of 16-bit floats take only their type, those of fixed point on the GPU only f32.
 DType act_for(const Kernel& kernel, std::uint64_t turn);
-/// How A is quantized for a kernel that multiplies codes: per token.
+/// How A is quantized for a kernel that multiplies codes: per token, in blocks, or with one scale that is known before, by those that take
+/// nothing else.
 ActScheme quantize_for(const Kernel& kernel);
+bool knows_the_scale(const Kernel& kernel);
+/// random_weight(), with the scale of activations where the kernel has to know it: a power of two, with which exact data stays exact.
+QuantTensor weight_for(const Kernel& kernel, const WeightScheme& scheme, std::int64_t n, std::int64_t k, std::uint64_t seed,
+                       const testing::RandomWeight& with = {});
 Problem problem_for(const Kernel& kernel, const WeightScheme& scheme, std::int64_t n, std::int64_t k, const ActScheme& quantize,
                     DType act);
 bool takes(const Kernel& kernel, const WeightScheme& scheme, std::int64_t n, std::int64_t k, const ActScheme& quantize,

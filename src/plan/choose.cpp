@@ -319,6 +319,8 @@ Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bo
     Problem anywhere = problem;
     anywhere.any_alignment = true;
     bucket.unaligned = choose_kernel(anywhere, {}, allow_reference).kernel;
+    if (problem.op == Op::linear && bucket.unaligned != nullptr && needs_prepare(bucket.unaligned->form, problem))
+      bucket.unaligned_prepare = choose_kernel(preparing(problem, bucket.unaligned->form), {}, true).kernel;
   }
   return bucket;
 }

@@ -67,9 +67,13 @@ struct Bucket {
   const Kernel* first = nullptr;    // first step, when there is one: every other one sees the A that it makes
   const Kernel* prepare = nullptr;  // next step, when there is one
   const Kernel* main = nullptr;
-  const Kernel* finish = nullptr;     // last step, where main stores sums
-  const Kernel* unaligned = nullptr;  // instead of main, for an A that main cannot read where it lies (Kernel::reads)
-  double cost_us = 0;                 // at m_high
+  const Kernel* finish = nullptr;             // last step, where main stores sums
+  const Kernel* unaligned = nullptr;          // instead of main, for an A that main cannot read where it lies (Kernel::reads)
+  const Kernel* unaligned_prepare = nullptr;  // before unaligned, where that one reads another form
+  double cost_us = 0;                         // at m_high
+
+  /// Whether main can read A where it lies, or a step before it has made what it reads.
+  bool reads(const StepArgs& args) const { return prepare != nullptr || main->reads == nullptr || main->reads(args); }
 };
 /// Chooses for every M up to m_max. Buckets end at powers of two; neighbours with the same choice are merged.
 Result<std::vector<Bucket>> choose_buckets(Problem problem, std::int64_t m_max, std::string_view forced, bool allow_reference);

@@ -46,6 +46,9 @@ Parts parts(const Bucket& bucket, const Problem& layer) {
     parts.first = round_up(workspace_of(*bucket.first, *first_step(problem)), alignment(problem.memory));
   if (bucket.prepare != nullptr)
     parts.prepared = round_up(workspace_of(*bucket.prepare, preparing(problem, bucket.main->form)), alignment(problem.memory));
+  if (bucket.unaligned_prepare != nullptr)
+    parts.prepared =
+        round_up(workspace_of(*bucket.unaligned_prepare, preparing(problem, bucket.unaligned->form)), alignment(problem.memory));
   parts.sums = round_up(sums_bytes(layer), alignment(problem.memory));
   return parts;
 }
@@ -372,12 +375,13 @@ Status Plan::Impl::run_steps(const Bucket& bucket, std::int64_t m, StepArgs args
     NIBBLE_RETURN_IF_ERROR(bucket.first->run(*bucket.first, args));
     args = problem.u8_codes ? recoded(args) : normalized(args);
   }
-  if (bucket.prepare == nullptr) {
+  const Kernel* const prepare = bucket.reads(args) ? bucket.prepare : bucket.unaligned_prepare;
+  if (prepare == nullptr) {
     args.prepared = static_cast<std::byte*>(const_cast<void*>(args.a.data));  // only read: A is its own prepared form
   } else {
     args.prepared = workspace_memory.subspan(needed.first).data();
     args.prepare_tile = bucket.main->tile.m;
-    NIBBLE_RETURN_IF_ERROR(bucket.prepare->run(*bucket.prepare, args));
+    NIBBLE_RETURN_IF_ERROR(prepare->run(*prepare, args));
   }
   if (bucket.finish == nullptr) return run_main(bucket, args);
   std::byte* const sums = workspace_memory.subspan(needed.first + needed.prepared).data();
@@ -393,7 +397,7 @@ Status Plan::Impl::run_steps(const Bucket& bucket, std::int64_t m, StepArgs args
 /// The product, by the kernel that reads A where it lies.
 Status Plan::Impl::run_main(const Bucket& bucket, StepArgs args) const {
   const Configs& config = configs[static_cast<std::size_t>(&bucket - buckets.data())];
-  if (bucket.prepare == nullptr && bucket.main->reads != nullptr && !bucket.main->reads(args)) {
+  if (!bucket.reads(args)) {
     if (bucket.unaligned == nullptr || args.experts != nullptr)
       return error(
           StatusCode::unsupported,

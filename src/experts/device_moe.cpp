@@ -4,15 +4,17 @@
 //   x [T,K] ──gather_expert_rows──▶ [R,K] ──gate_up, glu──▶ hidden [R,H] ──down──▶ results [R,N], f32 ──combine_rows──▶ D [T,N]
 //
 // The host knows R, but not which expert has how many rows. Nothing waits for that. A kernel that fetches rows from where they lie needs no gather
-// before it, and sorts few rows itself.
+// before it, sorts few rows itself, and where both products are its own runs them in one launch.
 //
-// Workspace: of the sort (pair_of, row_of, expert_of, tiles and their counts) | x of rows | hidden | hidden gathered | results | of the plans
+// Workspace: of the sort (pair_of, row_of, expert_of, tiles and their counts) | x of rows | hidden | hidden gathered | results |
+//            of two products in one launch | of the plans
 #include <algorithm>
 
 #include "core/error.hpp"
 #include "epilogue/element.hpp"
 #include "experts/moe_plan.hpp"
 #include "kernels/cuda/launch/launch.hpp"
+#include "kernels/cuda/tasks/decode_config.hpp"
 #include "layouts/layout.hpp"
 #include "plan/experts_plan.hpp"
 
@@ -24,7 +26,7 @@ std::size_t MoePlan::Impl::device_workspace_bytes() const {
   const auto x_pitch = static_cast<std::size_t>(experts::gathered_pitch(k) * bits(x_type) / 8);
   const auto hidden_pitch = static_cast<std::size_t>(experts::gathered_pitch(hidden) * bits(hidden_type) / 8);
   return kDeviceAlignment + 3 * part(pairs(), sizeof(std::int32_t)) + 2 * part(pairs(), sizeof(cuda::ExpertTile)) +
-         part(2, sizeof(int)) + part(pairs(), x_pitch) + 2 * part(pairs(), hidden_pitch) +
+         part(2, sizeof(int)) + part(pairs(), x_pitch) + 2 * part(pairs(), hidden_pitch) + part(1, sizeof(cuda::Meeting)) +
          part(pairs(), static_cast<std::size_t>(n) * sizeof(float)) + std::max(gate_up.workspace_bytes(), down.workspace_bytes());
 }
 
@@ -51,6 +53,7 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
   std::byte* const hidden_rows = bytes(hidden_type, hidden);
   std::byte* const gathered = bytes(hidden_type, hidden);
   float* const results = arena.take<float>(pairs() * static_cast<std::size_t>(n)).data();
+  const std::span<std::byte> meeting = arena.take<std::byte>(sizeof(cuda::Meeting));
   const bool fetches = fetches_rows(gate_up, rows) && experts::are_vectors(x) && !experts::changes_channels(gate_up_experts);
   const bool sorts = fetches && rows <= cuda::kFewPairs;
   if (!sorts) NIBBLE_RETURN_IF_ERROR(cuda::launch_sort_rows(sort, stream));
@@ -65,15 +68,21 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
     return run_experts(*plans[product], each.for_plans(), tiles, a, to, {}, arena.rest(), stream);
   };
 
+  bool joined = false;  // both products in one launch
   cuda::ExpertTiles tiles = experts::tiles_of(gate_up_experts, sort, sort.products[0]);
   TensorView middle = rows_of(hidden_rows, hidden_type, hidden);
+  const TensorView sums(results, {rows, n});
+  const cuda::ExpertTiles down_tiles = experts::tiles_of(down_experts, sort, sort.products[1]);
   if (fetches) {
     ConstTensorView a = x;  // R rows, of which the kernel reads those that `source` names
     a.shape[0] = rows;
     tiles.source = sort.pair_of;
     tiles.divisor = sort.top_k;
     if (sorts) tiles.sort = &sort;
-    NIBBLE_RETURN_IF_ERROR(run(gate_up_experts, tiles, a, middle, 0));
+    joined = joins(gate_up, down, rows) && !experts::changes_channels(down_experts);
+    NIBBLE_RETURN_IF_ERROR(joined ? run_joined({gate_up, gate_up_experts.for_plans(), tiles, a, middle},
+                                               {down, down_experts.for_plans(), down_tiles, middle, sums}, meeting, stream)
+                                  : run(gate_up_experts, tiles, a, middle, 0));
   } else {
     cuda::GatherRowsTask gather = experts::gathering(gate_up_experts, x, rows, x_rows);
     gather.source = sort.pair_of;
@@ -88,8 +97,7 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
     NIBBLE_RETURN_IF_ERROR(cuda::launch_gather_expert_rows(permute, stream));
     middle = rows_of(gathered, hidden_type, hidden);
   }
-  NIBBLE_RETURN_IF_ERROR(
-      run(down_experts, experts::tiles_of(down_experts, sort, sort.products[1]), middle, TensorView(results, {rows, n}), 1));
+  if (!joined) NIBBLE_RETURN_IF_ERROR(run(down_experts, down_tiles, middle, sums, 1));
 
   const PackedWeightData& last = down_experts[0].data();
   const Operands rest{.residual = operands.residual};

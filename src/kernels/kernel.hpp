@@ -144,9 +144,10 @@ struct StepArgs {
   std::int64_t n_begin = 0, n_end = 0;  // the output channels to compute; n_end 0: to the last
   int prepare_tile = 1;                 // prepare: rows per tile, the main kernel's tile.m
   const cuda::ExpertTiles* experts =
-      nullptr;                   // GPU: the rows of each expert, of which `weight` is the first; null: of one weight
-  Executor* executor = nullptr;  // CPU
-  Stream stream = {};            // GPU: run() enqueues there and does not wait
+      nullptr;                       // GPU: the rows of each expert, of which `weight` is the first; null: of one weight
+  const StepArgs* joined = nullptr;  // GPU: the product of D that the same launch runs (Kernel::joins), complete; null: none
+  Executor* executor = nullptr;      // CPU
+  Stream stream = {};                // GPU: run() enqueues there and does not wait
 };
 
 struct Kernel {
@@ -181,6 +182,9 @@ struct Kernel {
   /// Of a grouped product: it fetches each row of A from where it lies (cuda::ExpertTiles::source), so that rows need not be gathered, and
   /// sorts up to cuda::kFewPairs pairs itself (ExpertTiles::sort).
   bool fetches_rows = false;
+  /// Of a grouped product: whether one launch runs it and `second`, a product of the same kernel and of its results (StepArgs::joined, whose
+  /// scratch is a cuda::Meeting); null: never.
+  bool (*joins)(const Problem& first, const Problem& second) = nullptr;
   /// Of a convolution that multiplies prepared patches: the linear kernel of the same fields, whose loops it uses; given by the table. Of one
   /// that multiplies patches in memory on the GPU the linear row itself, which is not the table's.
   const Kernel* linear = nullptr;

@@ -38,15 +38,17 @@ reference::ActModel model_of_sums(const Kernel& kernel, DType act, const ActSche
       if (kernel.rounds_weights)
         return {.act_scheme = quantize, .dot_factor = 4, .weight_type = act, .rounds_scales = kernel.rounds_scales};
       return {.act_scheme = quantize, .dot_factor = 4};
-    case Sums::tensor_core_pairs: return {.act_scheme = quantize, .f16_pairs = true};  // 128 channels at a time, then f32
+    case Sums::tensor_core_pairs: return {.act_scheme = quantize, .scaled_f16 = true};  // 128 channels at a time, then f32
     case Sums::tensor_core_codes:
-      // Zero points are subtracted from the sums of a record of 128 channels; bf16 carries a 4-bit code u as 128 + u. Tensor cores align
+      // Zero points are subtracted from the sums of a record of 128 channels. On sm_90 bf16 activations become f16; elsewhere bf16 carries a 4-bit code
+      // u as 128 + u. Tensor cores align
       // products to the largest and truncate, a whole unit in the last place (two rounding units) for every 8 channels, where rounding to
       // nearest errs by half a unit and in both directions.
       return {.act_scheme = quantize,
+              .scaled_f16 = act == DType::bf16 && kernel.isa == Isa::sm90,
               .subtracts_zeros = true,
               .part_roundings = 4 + 2.0 * gpu_tile::kChannels / 8,
-              .code_offset = act == DType::bf16 && base == 8 ? 128.0 : 0.0,
+              .code_offset = act == DType::bf16 && base == 8 && kernel.isa != Isa::sm90 ? 128.0 : 0.0,
               .dot_factor = 4};
     case Sums::tensor_core_fp8: {
       const bool grouped = quantize.group.k != 0 || scheme.group.n > 1;

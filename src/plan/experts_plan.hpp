@@ -17,4 +17,17 @@ bool fetches_rows(const Plan& plan, std::int64_t m);
 Status run_experts(const Plan& plan, const PackedWeight& first, const cuda::ExpertTiles& experts, const ConstTensorView& a,
                    const TensorView& d, const Operands& operands, std::span<std::byte> workspace, Stream stream);
 
+/// Whether one launch runs both for m rows, the second of the first one's results.
+bool joins(const Plan& first, const Plan& second, std::int64_t m);
+/// A product for run_joined().
+struct ExpertProduct {
+  const Plan& plan;
+  const PackedWeight& weight;
+  const cuda::ExpertTiles& experts;
+  const ConstTensorView& a;
+  const TensorView& d;
+};
+/// Runs both, where joins() says so. `workspace`: as large as cuda::Meeting (tasks/decode_config.hpp), and of this run alone.
+Status run_joined(const ExpertProduct& first, const ExpertProduct& second, std::span<std::byte> workspace, Stream stream);
+
 }  // namespace nibble

@@ -88,9 +88,13 @@ struct Plan::Impl {
 
   /// `args` holds the caller's a, d, operands, and the executor or the stream; this checks and completes it.
   Status run(const PackedWeight& weight, StepArgs args, std::span<std::byte> workspace_memory) const;
+  /// The same of a product that another one's launch runs.
+  Result<StepArgs> joined(const PackedWeight& weight, StepArgs args) const;
 
  private:
   Status check_weight(const PackedWeight& weight) const;
+  Status take_weight(const PackedWeight& weight, StepArgs& args) const;
+  Status take_operands(StepArgs& args) const;
   void take_own_bias(StepArgs& args) const;
   Status run_linear(StepArgs args, std::span<std::byte> workspace_memory) const;
   Status run_conv(StepArgs args, std::span<std::byte> workspace_memory) const;
@@ -240,6 +244,32 @@ Status run_experts(const Plan& plan, const PackedWeight& first, const cuda::Expe
   return plan.impl().run(first, {.a = a, .d = d, .operands = operands, .experts = &experts, .stream = stream}, workspace);
 }
 
+namespace {
+
+bool joins(const Plan::Impl& first, const Bucket& of_first, const Plan::Impl& second, const Bucket& of_second) {
+  const auto alone = [](const Bucket& b) { return b.first == nullptr && b.prepare == nullptr && b.finish == nullptr; };
+  return of_first.main == of_second.main && of_first.main->joins != nullptr && alone(of_first) && alone(of_second) &&
+         of_first.main->joins(first.problem, second.problem);
+}
+
+}  // namespace
+
+bool joins(const Plan& first, const Plan& second, std::int64_t m) {
+  const auto bucket = [m](const Plan& plan) -> const Bucket& { return plan.impl().bucket(plan.impl().served(m)); };
+  return joins(first.impl(), bucket(first), second.impl(), bucket(second));
+}
+
+Status run_joined(const ExpertProduct& first, const ExpertProduct& second, std::span<std::byte> workspace, Stream stream) {
+  const auto args = [stream](const ExpertProduct& of) {
+    return StepArgs{.a = of.a, .d = of.d, .experts = &of.experts, .stream = stream};
+  };
+  NIBBLE_ASSIGN_OR_RETURN(StepArgs of_second, second.plan.impl().joined(second.weight, args(second)));
+  of_second.scratch = workspace;
+  StepArgs of_first = args(first);
+  of_first.joined = &of_second;
+  return first.plan.impl().run(first.weight, of_first, {});
+}
+
 Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
   if (weight.paired() != pairs_rows(spec.epilogue, weight.scheme()))
@@ -335,7 +365,8 @@ Status Plan::Impl::check_weight(const PackedWeight& weight) const {
   return {};
 }
 
-Status Plan::Impl::run(const PackedWeight& weight, StepArgs args, std::span<std::byte> workspace_memory) const {
+/// Checks the weight, where its product runs, and the device.
+Status Plan::Impl::take_weight(const PackedWeight& weight, StepArgs& args) const {
   const bool on_gpu = problem.memory == Backend::cuda;
   if (on_gpu && args.executor != nullptr)
     return error(StatusCode::invalid_argument, "the weight is in device memory: pass a nibble::Stream to run(), not an executor");
@@ -352,6 +383,18 @@ Status Plan::Impl::run(const PackedWeight& weight, StepArgs args, std::span<std:
     return error(StatusCode::invalid_argument,
                  "the next weight is in host memory, this one in device memory: upload() it, or leave Operands::next out");
   args.weight = &weight.data();
+  return {};
+}
+
+Result<StepArgs> Plan::Impl::joined(const PackedWeight& weight, StepArgs args) const {
+  NIBBLE_RETURN_IF_ERROR(take_weight(weight, args));
+  NIBBLE_RETURN_IF_ERROR(take_operands(args));
+  args.config = configs[static_cast<std::size_t>(&bucket(args.a.dim(0)) - buckets.data())].main.get();
+  return args;
+}
+
+Status Plan::Impl::run(const PackedWeight& weight, StepArgs args, std::span<std::byte> workspace_memory) const {
+  NIBBLE_RETURN_IF_ERROR(take_weight(weight, args));
   if (conv) return run_conv(args, workspace_memory);
   return problem.op == Op::linear ? run_linear(args, workspace_memory) : run_dequantize(args, workspace_memory);
 }
@@ -419,7 +462,8 @@ void Plan::Impl::take_own_bias(StepArgs& args) const {
   args.operands.bias = ConstTensorView(bias, packed.bias.dtype, {packed.n});
 }
 
-Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memory) const {
+/// Checks A, D and the operands, and adds what the specification says.
+Status Plan::Impl::take_operands(StepArgs& args) const {
   const ConstTensorView& a = args.a;
   const TensorView& d = args.d;
   NIBBLE_RETURN_IF_ERROR(check_matrix("A", a));
@@ -443,6 +487,12 @@ Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memo
     take_no_scale(linear, *args.weight, args.operands);
     args.far_zeros = far_zero(linear.act_scheme, linear.a_dtype, args.operands).has_value();
   }
+  return {};
+}
+
+Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memory) const {
+  NIBBLE_RETURN_IF_ERROR(take_operands(args));
+  const std::int64_t m = args.a.dim(0);
   return run_steps(bucket(m), m, args, workspace_memory);
 }
 

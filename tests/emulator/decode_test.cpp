@@ -24,10 +24,7 @@ struct Case {
 
 std::string name(const Case& c) { return fmt::format("{}_tokens{}_split{}", emulator::name(c.layer), c.tokens, c.split); }
 
-/// bf16 codes are multiplied as 128 + u, and f32 sums are as much larger.
-emulator::Multiplied multiplied(const emulator::TileWeight& weight, DType act, int n, int k) {
-  return {weight.value(n, k), act == DType::bf16 ? 0x1p-15 : 0x1p-18};
-}
+emulator::Multiplied multiplied(const emulator::TileWeight& weight, int n, int k) { return {weight.value(n, k), 0x1p-18}; }
 
 class EmulatedDecode : public testing::TestWithParam<Case> {};
 
@@ -47,7 +44,7 @@ TEST_P(EmulatedDecode, GivesTheSumsOfTheLayer) {
             configure_decode(task.weight.geometry, 0, room, {.tokens = c.tokens, .split = c.split});
         return config.ok() ? linear_decode_sm90(task, *config, nullptr) : cudaErrorInvalidConfiguration;
       },
-      [&](int n, int k) { return multiplied(layer.weight, layer.a_dtype, n, k); });
+      [&](int n, int k) { return multiplied(layer.weight, n, k); });
   next.expect_asked();
 }
 
@@ -82,6 +79,29 @@ constexpr Case kCases[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Decode, EmulatedDecode, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 
+/// bf16 activations become f16 under a power of two: all of them times 2ᵏ give the same bits, times 2ᵏ.
+TEST(EmulatedDecode, TakesBf16OfEveryMagnitude) {
+  emulator::use_shared_memory(shared);
+  const emulator::FloatLayer layer({DType::bf16, Codes::u4, 128, kInteger, 5, 136, 1936});
+  const auto run = [&](int exponent) {
+    std::vector<std::uint16_t> x = layer.x, d(static_cast<std::size_t>(layer.m * 136));
+    for (std::uint16_t& v : x) v = emulator::to_half(DType::bf16, std::ldexp(emulator::from_half(DType::bf16, v), exponent));
+    LinearTask task = layer.task();
+    task.x = x.data();
+    task.epilogue.out = DType::bf16;
+    task.epilogue.d = d.data(), task.epilogue.d_stride = 136;
+    RingRoom room;
+    EXPECT_EQ(ring_room_sm90(room), cudaSuccess);
+    const DecodeConfig config = configure_decode(task.weight.geometry, 0, room, {.tokens = 8, .split = 2}).value();
+    EXPECT_EQ(linear_decode_sm90(task, config, nullptr), cudaSuccess);
+    std::vector<float> values;
+    for (const std::uint16_t v : d) values.push_back(std::ldexp(emulator::from_half(DType::bf16, v), -exponent));
+    return values;
+  };
+  const std::vector<float> expected = run(0);
+  for (const int exponent : {-100, -17, 30, 110}) EXPECT_EQ(run(exponent), expected) << exponent;
+}
+
 // ---- rows of experts
 
 struct RingExpertCase {
@@ -106,8 +126,139 @@ TEST_P(EmulatedDecodeExperts, GivesTheSumsOfEachExpert) {
         config->grid = ctas;
         return linear_decode_sm90(task, *config, nullptr);
       },
-      [&](const emulator::TileWeight& weight, int n, int k) { return multiplied(weight, experts.layer.a_dtype, n, k); }, true);
+      [&](const emulator::TileWeight& weight, int n, int k) { return multiplied(weight, n, k); }, true);
 }
+
+/// Two products in a launch: gate_up [N,K] of each expert, then down [M,N] of its results.
+struct JoinedCase {
+  emulator::FloatCase gate_up;
+  int out;                // M
+  std::vector<int> rows;  // of each expert
+  int ctas;
+};
+
+class EmulatedDecodeJoined : public testing::TestWithParam<JoinedCase> {};
+
+TEST_P(EmulatedDecodeJoined, GivesTheBitsOfTwoLaunches) {
+  const JoinedCase& c = GetParam();
+  emulator::use_shared_memory(shared);
+  const emulator::FloatCase down{c.gate_up.a_dtype, c.gate_up.codes, c.gate_up.group, c.gate_up.zeros, 1, c.out, c.gate_up.n};
+  std::vector<ExpertTile> tiles;
+  std::vector<std::int32_t> ids;  // by token, an expert each, in turn
+  int m = 0;
+  for (std::size_t e = 0; e < c.rows.size(); ++e) {
+    for (int first = 0; first < c.rows[e]; first += 8)
+      tiles.push_back({static_cast<int>(e), m + first, std::min(8, c.rows[e] - first)});
+    m += c.rows[e];
+  }
+  for (int turn = 0; turn < m; ++turn)
+    for (std::size_t e = c.rows.size(); e-- > 0;)
+      if (turn < c.rows[e]) ids.push_back(static_cast<std::int32_t>(e));
+  const int count = static_cast<int>(tiles.size()), rows = std::max(m, 1);
+  tiles.resize(tiles.size() + 1);
+
+  struct Experts {
+    std::vector<emulator::FloatLayer> layers;
+    std::vector<std::uint8_t> records;
+    std::size_t pitch = 0;
+  };
+  const auto experts_of = [&](emulator::FloatCase of) {
+    Experts experts;
+    for (std::size_t e = 0; e < c.rows.size(); ++e) {
+      of.m = static_cast<int>(e) + 1;  // seeds its random numbers
+      const auto& weight = experts.layers.emplace_back(of).weight;
+      experts.pitch = (weight.records.size() + 255) / 256 * 256;
+      experts.records.insert(experts.records.end(), weight.records.begin(), weight.records.end());
+      experts.records.resize(experts.pitch * experts.layers.size());
+    }
+    return experts;
+  };
+  const Experts first = experts_of(c.gate_up), second = experts_of(down);
+  emulator::FloatCase of_rows = c.gate_up;
+  of_rows.m = rows;
+  const emulator::FloatLayer x(of_rows);  // its activations, a row of each pair
+  std::vector<std::int32_t> pair_of(static_cast<std::size_t>(rows), 77), row_of = pair_of, expert_of = pair_of;
+  for (std::size_t e = 0, row = 0; e < c.rows.size(); ++e)
+    for (std::size_t pair = 0; pair < ids.size(); ++pair)
+      if (ids[pair] == static_cast<int>(e)) pair_of[row++] = static_cast<std::int32_t>(pair);
+
+  struct Result {
+    std::vector<std::uint16_t> hidden, d;
+  };
+  const auto run = [&](bool joined, bool sorts, Meeting& meeting) {
+    const std::int64_t pitch = (c.gate_up.n + 7) / 8 * 8;
+    Result result{std::vector<std::uint16_t>(static_cast<std::size_t>(rows * pitch), 0x7e00),
+                  std::vector<std::uint16_t>(static_cast<std::size_t>(rows * c.out), 0x7e00)};
+    LinearTask a = x.task(), b = second.layers.front().task();
+    a.weight = first.layers.front().task().weight;
+    a.weight.records = first.records.data(), b.weight.records = second.records.data();
+    a.m = b.m = rows;
+    a.experts = {.tiles = tiles.data(), .count = &count, .most = count + 1, .source = pair_of.data()};
+    b.experts = {.tiles = tiles.data(), .count = &count, .most = count + 1};
+    a.experts.weight_pitch = static_cast<std::int64_t>(first.pitch);
+    b.experts.weight_pitch = static_cast<std::int64_t>(second.pitch);
+    a.epilogue.out = b.epilogue.out = c.gate_up.a_dtype;
+    a.epilogue.acc_scale = b.epilogue.acc_scale = 0x1p-9f;  // small enough for f16
+    a.epilogue.d = result.hidden.data(), a.epilogue.d_stride = pitch;
+    b.epilogue.d = result.d.data(), b.epilogue.d_stride = c.out;
+    b.x = result.hidden.data(), b.x_stride = pitch;
+    b.scratch = &meeting;
+    std::vector<ExpertTile> written[2] = {std::vector<ExpertTile>(tiles.size()), std::vector<ExpertTile>(tiles.size())};
+    int counts[2] = {-1, -1};
+    const SortTask sort{.ids = ids.data(),
+                        .token_stride = 1,
+                        .choice_stride = 1,
+                        .experts = static_cast<int>(c.rows.size()),
+                        .rows = m,
+                        .top_k = 1,
+                        .pair_of = pair_of.data(),
+                        .row_of = row_of.data(),
+                        .expert_of = expert_of.data(),
+                        .products = {{8, written[0].data(), &counts[0]}, {8, written[1].data(), &counts[1]}}};
+    if (sorts) a.experts.sort = &sort, a.experts.tiles = written[0].data(), a.experts.count = &counts[0];
+    const auto config = [&](const LinearTask& task) {
+      RingRoom room;
+      EXPECT_EQ(ring_room_sm90(room), cudaSuccess);
+      room.bytes -= kFewTilesBytes;
+      DecodeConfig of = configure_decode(task.weight.geometry, 0, room, {.tokens = 8, .split = 1}).value();
+      of.grid = c.ctas;
+      return of;
+    };
+    if (joined) {
+      EXPECT_EQ(decode_joined_sm90(a, config(a), b, config(b), nullptr), cudaSuccess);
+    } else {
+      EXPECT_EQ(linear_decode_sm90(a, config(a), nullptr), cudaSuccess);
+      EXPECT_EQ(linear_decode_sm90(b, config(b), nullptr), cudaSuccess);
+    }
+    return result;
+  };
+  Meeting meeting{0xdeadbeefdeadbeefu, 7, 7};  // as memory is that nobody has cleared
+  const Result expected = run(false, false, meeting);
+  for (const bool sorts : {false, m >= 1}) {
+    const Result got = run(true, sorts, meeting);
+    EXPECT_EQ(got.hidden, expected.hidden);
+    EXPECT_EQ(got.d, expected.d);
+    if (count > 0 && c.ctas <= emulator::kMultiprocessors) {
+      EXPECT_EQ(meeting.open, 0u);
+    }
+  }
+}
+
+// Fewer items than CTAs and more, of the first product or the second; the longer rows in either; channels of the second past its K; more CTAs than
+// run at once, for which there are two launches.
+const JoinedCase kJoinedCases[] = {
+    {{DType::f16, Codes::u4, 128, kNone, 0, 264, 1424}, 136, {3, 0, 9, 1}, 3},
+    {{DType::bf16, Codes::u4, 128, kInteger, 0, 1992, 256}, 72, {1, 0, 2}, 3},
+    {{DType::bf16, Codes::u4, 32, kNone, 0, 72, 416}, 520, {1}, 3},
+    {{DType::f16, Codes::u8, 128, kNone, 0, 328, 512}, 136, {8, 8, 1}, 2},
+    {{DType::f16, Codes::e2m1, 16, kNone, 0, 136, 1056}, 200, {2, 5}, 1},
+    {{DType::bf16, Codes::e2m1, 32, kNone, 0, 200, 640}, 72, {0, 17}, 2},
+    {{DType::f16, Codes::u4, 128, kNone, 0, 72, 256}, 72, {0, 0}, 2},  // no rows at all
+    {{DType::bf16, Codes::u4, 128, kNone, 0, 136, 512}, 72, {2, 1}, 5},
+};
+INSTANTIATE_TEST_SUITE_P(Decode, EmulatedDecodeJoined, testing::ValuesIn(kJoinedCases), [](const auto& info) {
+  return fmt::format("{}_out{}_ctas{}", emulator::name(info.param.gate_up), info.param.out, info.param.ctas);
+});
 
 // More tiles than CTAs and fewer, tiles that several CTAs share, more records than the ring has stages, channels past K.
 const RingExpertCase kExpertCases[] = {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "emulator/gpu.hpp"
 
@@ -97,8 +98,16 @@ inline unsigned __match_any_sync(unsigned, int value) {
   for (std::size_t i = 0; i < 32; ++i) same |= unsigned{lanes[i] == static_cast<std::uint32_t>(value)} << i;
   return same;
 }
+inline unsigned __ballot_sync(unsigned, bool value) {
+  const auto lanes = nibble::emulator::all_lanes(value);
+  unsigned those = 0;
+  for (std::size_t i = 0; i < 32; ++i) those |= unsigned{lanes[i] != 0} << i;
+  return those;
+}
+inline unsigned atomicAdd(unsigned* at, unsigned more) { return std::exchange(*at, *at + more); }
 inline void __threadfence() {}
 inline int __popc(unsigned x) { return std::popcount(x); }
+inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
 
 inline std::uint32_t __reduce_max_sync(unsigned, std::uint32_t value) {
   const auto lanes = nibble::emulator::all_lanes(value);

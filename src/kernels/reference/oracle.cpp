@@ -342,7 +342,7 @@ std::vector<double> round_activations(const WeightArrays& w, const ConstTensorVi
                                       std::vector<Meaning>& activations, std::vector<double>& scales) {
   std::vector<double> error;
   const bool quantizes = model.act_scheme.codes != DType::none;
-  const bool moves = model.fixed_point || model.f16_pairs;
+  const bool moves = model.fixed_point || model.scaled_f16;
   if ((!quantizes && !moves) || !is_compute_float(a.dtype)) return error;
   if (moves) error.resize(activations.size());
   const std::vector<std::int64_t> order = grouped_order(w);
@@ -378,7 +378,7 @@ std::vector<double> round_activations(const WeightArrays& w, const ConstTensorVi
         const std::int64_t k = order[static_cast<std::size_t>(i)];
         if (moves)
           error[static_cast<std::size_t>(m * w.k + k)] =
-              model.fixed_point ? std::max(1.01 * 0x1p-23 * absmax, 0x1p-126) : 0x1p-39 * absmax;
+              model.fixed_point ? std::max(1.01 * 0x1p-23 * absmax, 0x1p-126) : std::max(0x1p-39 * absmax, 0x1p-150);
         else
           row[k] = quantizer.meaning(static_cast<float>(row[k].value));
       }

@@ -44,7 +44,7 @@ struct Expected {
 struct ActModel {
   ActScheme act_scheme = {};     // to int8 or e4m3: part of the definition of the result
   bool fixed_point = false;      // activations are rounded to 24-bit fixed point per 128 channels
-  bool f16_pairs = false;        // activations are rounded to pairs of f16 under a power of two per token
+  bool scaled_f16 = false;       // activations are rounded to f16, or to pairs of it, under a power of two per token
   bool subtracts_zeros = false;  // Σa·q and z·Σa are computed separately, so that their rounding does not shrink with q − z
   double part_roundings = 4;     // of those two sums and their difference, in units of f32
   double code_offset = 0;        // added to codes and zeros in both sums

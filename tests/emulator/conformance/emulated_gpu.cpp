@@ -57,6 +57,9 @@ namespace cuda {
 Result<int> current_device() { return 0; }
 Result<RingRoom> ring_room() { return not_emulated(); }
 Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { return not_emulated(); }
+Status launch_decode_joined_sm90(const LinearTask&, const DecodeConfig&, const LinearTask&, const DecodeConfig&, Stream) {
+  return not_emulated();
+}
 Status launch_linear_sm80(const LinearTask& task, int split, Stream) {
   return status_of(emulator::linear_decode_sm80(task, split));
 }

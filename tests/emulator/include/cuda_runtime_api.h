@@ -19,7 +19,8 @@ enum cudaError_t {
   cudaErrorInvalidConfiguration,
   cudaErrorInvalidDevice,
   cudaErrorNotSupported,
-  cudaErrorInvalidAddressSpace
+  cudaErrorInvalidAddressSpace,
+  cudaErrorCooperativeLaunchTooLarge
 };
 enum cudaDeviceAttr {
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
@@ -27,7 +28,11 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization, cudaLaunchAttributeClusterDimension };
+enum cudaLaunchAttributeID {
+  cudaLaunchAttributeProgrammaticStreamSerialization,
+  cudaLaunchAttributeClusterDimension,
+  cudaLaunchAttributeCooperative
+};
 
 struct cudaLaunchAttribute {
   struct Cluster {
@@ -35,7 +40,7 @@ struct cudaLaunchAttribute {
   };
   cudaLaunchAttributeID id{};
   struct {
-    int programmaticStreamSerializationAllowed = 0;
+    int programmaticStreamSerializationAllowed = 0, cooperative = 0;
     Cluster clusterDim{};
   } val;
 };
@@ -69,8 +74,11 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
   int cluster = 1;
-  for (unsigned i = 0; i < config->numAttrs; ++i)
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) cluster = static_cast<int>(config->attrs[i].val.clusterDim.x);
+    if (config->attrs[i].id == cudaLaunchAttributeCooperative && config->gridDim.x > nibble::emulator::kMultiprocessors)
+      return cudaErrorCooperativeLaunchTooLarge;
+  }
   if (config->dynamicSmemBytes > static_cast<std::size_t>(nibble::emulator::most_shared_bytes()))
     return cudaErrorInvalidConfiguration;
   const auto shape = [](const dim3& d) { return nibble::emulator::Shape{static_cast<int>(d.x), static_cast<int>(d.y)}; };

@@ -13,19 +13,22 @@ namespace nibble::cuda {
 /// Not to be copied: the configuration points to the attributes.
 struct LaunchShape {
   cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
 
-  LaunchShape(int grid, int cluster, int threads, int smem, cudaStream_t stream) {
+  /// cooperative: all CTAs run at once, or the launch fails, so that they may wait for each other.
+  LaunchShape(int grid, int cluster, int threads, int smem, cudaStream_t stream, bool cooperative = false) {
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
     attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    attributes[2].id = cudaLaunchAttributeCooperative;
+    attributes[2].val.cooperative = 1;
     config.gridDim = dim3(static_cast<unsigned>(grid));
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<std::size_t>(smem);
     config.stream = stream;
     config.attrs = attributes;
-    config.numAttrs = 2;
+    config.numAttrs = cooperative ? 3 : 2;
   }
   LaunchShape(const LaunchShape&) = delete;
   LaunchShape& operator=(const LaunchShape&) = delete;

@@ -170,6 +170,14 @@ __device__ inline void store_release(std::uint64_t* flag, std::uint64_t value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
 
+/// Releases what this CTA wrote before a barrier, too.
+__device__ inline void add_release(std::uint64_t* counter, std::uint64_t value) {
+  asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(counter), "l"(value) : "memory");
+}
+
+/// What this thread reads by now, of what other threads stored, bulk copies that it starts read, too.
+__device__ inline void fence_for_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 /// Stores `value` if it finds `expected`; returns what it found. Releases what this CTA wrote before a barrier, and acquires what other CTAs
 /// released, for this CTA after a barrier.
 __device__ inline std::uint64_t compare_and_swap(std::uint64_t* at, std::uint64_t expected, std::uint64_t value) {

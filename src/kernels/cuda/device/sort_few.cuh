@@ -1,5 +1,5 @@
 // Sorting up to 32 pairs of tokens and experts by expert: one warp, a lane a pair, which counts the pairs that go before its own. Every lane
-// of the warp calls each function.
+// of the warp calls each function. The loops are short and not unrolled: code runs once, so fetching it takes longer than running it.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,8 @@
 #include "kernels/cuda/tasks/experts_task.hpp"
 
 namespace nibble::cuda {
+
+constexpr unsigned kFewPairsMask = ~0u;  // every lane of the warp
 
 /// The expert that `ids` has `at` elements behind the first one; −1: none.
 __device__ inline int expert_at(const SortTask& task, std::int64_t at) {
@@ -24,30 +26,33 @@ struct SortedPair {
   int rank, count;  // among the pairs of its expert, and how many these are
   int all;          // pairs that have an expert
 };
+/// Bit by bit from the highest on: the pairs that had equal bits so far and have a 0 where this one has a 1 go before it.
 __device__ inline SortedPair sort_few(int expert) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  SortedPair own{expert, 0, 0, 0, 0};
-#pragma unroll
-  for (int j = 0; j < 32; ++j) {
-    const int other = __shfl_sync(0xffffffffu, expert, j);
-    if (other < 0) continue;
-    ++own.all;
-    own.row += other < expert || (other == expert && j < lane);
-    own.rank += other == expert && j < lane;
-    own.count += other == expert;
+  const unsigned before = (1u << threadIdx.x % 32) - 1, valid = __ballot_sync(kFewPairsMask, expert >= 0);
+  unsigned equal = valid;
+  int less = 0;
+#pragma unroll 1
+  for (int bit = kMostExperts / 2; bit != 0; bit /= 2) {
+    const bool one = (expert & bit) != 0;
+    const unsigned ones = __ballot_sync(kFewPairsMask, one);
+    if (one) less += __popc(equal & ~ones);
+    equal &= one ? ones : ~ones;
   }
-  return own;
+  const int rank = __popc(equal & before);
+  return {expert, less + rank, rank, __popc(equal), __popc(valid)};
 }
 
 /// Calls store(number, tile) for the tiles, of up to `rows` rows, of the expert whose first pair is the lane's. Returns how many tiles there
 /// are in all.
 template <class Store>
 __device__ int for_each_tile(const SortedPair& own, int rows, Store store) {
-  const int tiles = own.expert >= 0 && own.rank == 0 ? (own.count + rows - 1) / rows : 0;
+  const bool heads = own.expert >= 0 && own.rank == 0;
+  const int tiles = heads ? (own.count + rows - 1) / rows : 0;
   int first = 0, total = 0;
-#pragma unroll
-  for (int j = 0; j < 32; ++j) {
-    const int others = __shfl_sync(0xffffffffu, tiles, j), other = __shfl_sync(0xffffffffu, own.expert, j);
+#pragma unroll 1
+  for (unsigned left = __ballot_sync(kFewPairsMask, heads); left != 0; left &= left - 1) {
+    const int j = __ffs(static_cast<int>(left)) - 1;
+    const int others = __shfl_sync(kFewPairsMask, tiles, j), other = __shfl_sync(kFewPairsMask, own.expert, j);
     total += others;
     if (other < own.expert) first += others;
   }

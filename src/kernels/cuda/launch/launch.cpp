@@ -229,6 +229,11 @@ Status launch_linear_sm90(const LinearTask& task, const DecodeConfig& config, St
   return status_of(linear_decode_sm90(task, config, native(stream)), "linear_decode_sm90");
 }
 
+Status launch_decode_joined_sm90(const LinearTask& first, const DecodeConfig& config, const LinearTask& second,
+                                 const DecodeConfig& second_config, Stream stream) {
+  return status_of(decode_joined_sm90(first, config, second, second_config, native(stream)), "decode_joined_sm90");
+}
+
 Status launch_linear_sm80(const LinearTask& task, int split, Stream stream) {
   return status_of(linear_decode_sm80(task, split, native(stream)), "linear_decode_sm80");
 }

@@ -38,6 +38,8 @@ Status launch_combine_rows(const CombineTask& task, Stream stream);
 Result<RingRoom> ring_room();
 /// config.tokens rows at a time; more rows take several launches.
 Status launch_linear_sm90(const LinearTask& task, const DecodeConfig& config, Stream stream);
+Status launch_decode_joined_sm90(const LinearTask& first, const DecodeConfig& config, const LinearTask& second,
+                                 const DecodeConfig& second_config, Stream stream);
 Status launch_linear_sm80(const LinearTask& task, int split, Stream stream);
 /// The ordinal of the current device.
 Result<int> current_device();

@@ -30,6 +30,9 @@ namespace cuda {
 Result<int> current_device() { return no_cuda(); }
 Result<RingRoom> ring_room() { return no_cuda(); }
 Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { return no_cuda(); }
+Status launch_decode_joined_sm90(const LinearTask&, const DecodeConfig&, const LinearTask&, const DecodeConfig&, Stream) {
+  return no_cuda();
+}
 Status launch_linear_sm80(const LinearTask&, int, Stream) { return no_cuda(); }
 Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_wna8_sm80(const Wna8Task&, int, Stream) { return no_cuda(); }

@@ -151,17 +151,27 @@ Slower slower(DType codes) {
   return gpu_tile::stored_bits(codes) == 8 ? Slower{2.0, 1.5} : Slower{1.0, 1.0};
 }
 
+/// What bf16 activations take to become f16 (sm90/decode/decode_range.cuh), in a launch: of one token as measured on an H200, of more computed
+/// from the instructions of a channel. The fitted costs are those of f16.
+double narrow_us(const DecodeFeatures& features) {
+  constexpr double kUs = 0.5, kChannelUs = 2e-5;
+  const double channels = features.records / std::max(1.0, static_cast<double>(features.rounds)) * gpu_tile::kChannels;
+  return features.launches * (kUs + kChannelUs * features.tokens * channels);
+}
+
 }  // namespace
 
 double decode_cost_us(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& p) {
   const bool fast = gpu.read_gbytes_per_s > std::sqrt(kH100GbytesPerS * kH200GbytesPerS);
   DecodeCost cost = std::ranges::find(fast ? kH200Costs : kH100Costs, family, &FamilyCost::family)->cost;
-  if (family == WgmmaFamily::floats || family == WgmmaFamily::float_folds) {
+  const bool floats = family == WgmmaFamily::floats || family == WgmmaFamily::float_folds;
+  if (floats) {
     const auto [record, stall] = slower(p.scheme.codes);
     cost.record_us *= record, cost.record16_us *= record, cost.stall_us *= stall;
   }
   const double longer = family == WgmmaFamily::float_folds ? short_slots(p) : 1.0;
-  return longer * decode_us(cost, decode_features(family, tokens, gpu, p));
+  const DecodeFeatures features = decode_features(family, tokens, gpu, p);
+  return longer * decode_us(cost, features) + (floats && p.a_dtype == DType::bf16 ? narrow_us(features) : 0);
 }
 
 }  // namespace nibble::cuda

@@ -173,6 +173,7 @@ std::span<const Kernel> e4m3_halves_kernels() {
       row.summary = summaries.emplace_back("FP8 activations as f16 numbers" + std::string(halves.summary.substr(kActs.size())));
       row.form = kForm;
       row.rounds_prescaled = row.fetches_rows = false;
+      row.joins = nullptr;
       row.halves = &halves;
       row.accepts = accepts_linear;
       row.cost_us = linear_cost_us;

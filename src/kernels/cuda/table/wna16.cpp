@@ -45,7 +45,19 @@ Status run_linear(const Kernel&, const StepArgs& args) {
 }
 
 Status run_decode(const Kernel&, const StepArgs& args) {
-  return launch_linear_sm90(linear_task(args), *static_cast<const DecodeConfig*>(args.config), args.stream);
+  const auto config = [](const StepArgs& of) -> const DecodeConfig& { return *static_cast<const DecodeConfig*>(of.config); };
+  if (args.joined == nullptr) return launch_linear_sm90(linear_task(args), config(args), args.stream);
+  return launch_decode_joined_sm90(linear_task(args), config(args), linear_task(*args.joined), config(*args.joined), args.stream);
+}
+
+/// Records of both have one format; with FP8 codes the kernel has no registers for two products.
+bool decode_joins(const Problem& first, const Problem& second) {
+  const auto slots = [](const Problem& p) {
+    return std::pair(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).span, gpu_tile::stored_scale(p.scheme.scale));
+  };
+  return first.experts != 0 && first.experts == second.experts && first.scheme.codes != DType::e4m3 &&
+         first.scheme == second.scheme && first.zero_type == second.zero_type && first.a_dtype == second.a_dtype &&
+         slots(first) == slots(second);
 }
 
 Result<std::shared_ptr<const void>> configure_decode_row(const Kernel& self, const Problem& p) {
@@ -262,7 +274,11 @@ constexpr Kernel decode_row(Isa isa, int tokens, std::string_view act) {
   } else {
     row.configure = configure_decode_row;
     row.run = run_decode;
-    if (tokens == kDecodeExpertRows) row.expert_rows = tokens, row.fetches_rows = true;
+    if (tokens == kDecodeExpertRows) {
+      row.expert_rows = tokens;
+      row.fetches_rows = true;
+      row.joins = decode_joins;
+    }
   }
   return row;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 
 namespace nibble::cuda {
 
@@ -22,6 +23,13 @@ struct DecodeConfig {
   int grid = 0;                // CTAs; chosen
   int stages = 0;              // of the ring, eight records each; chosen
   int smem = 0;                // bytes of a CTA; 0: chosen
+};
+
+/// Device memory by which the CTAs of a launch wait for each other once (device/meeting.cuh). Its contents do not matter before a launch.
+struct Meeting {
+  std::uint64_t open;     // the ticket of the launch that uses it
+  std::uint64_t arrived;  // CTAs
+  unsigned left;          // CTAs
 };
 
 }  // namespace nibble::cuda

@@ -25,9 +25,15 @@ NIBBLE_HOST_DEVICE constexpr int inbox_floats(int split, int m) { return split *
 /// Inboxes of a rank. A rank may be two tiles ahead of another, which reads one tile late: it writes to the box used four tiles ago.
 constexpr int kInboxes = 4;
 
-/// Where its parts begin, in bytes, in this order: the ring at 0, activations, partial sums, inboxes, barriers.
+/// Of bf16 activations (decode_kernel.cuh): the largest of each warp's part of a token, and what its sums are multiplied by.
+struct TokenRange {
+  unsigned largest[kDecodeWarps];
+  float unit;
+};
+
+/// Where its parts begin, in bytes, in this order: the ring at 0, activations, partial sums, inboxes, the ranges of tokens, barriers.
 struct SharedMap {
-  int x, parts, inbox, barriers, total;
+  int x, parts, inbox, ranges, barriers, total;
 };
 NIBBLE_HOST_DEVICE constexpr int align16(int bytes) { return (bytes + 15) / 16 * 16; }
 NIBBLE_HOST_DEVICE constexpr int align128(int bytes) { return (bytes + 127) / 128 * 128; }
@@ -36,7 +42,8 @@ NIBBLE_HOST_DEVICE constexpr SharedMap shared_map(int stages, int record_bytes, 
   s.x = align128(stages * kDecodeWarps * record_bytes);
   s.parts = align128(s.x + m * x_pitch);
   s.inbox = s.parts + part_buffers * part_bytes(m);
-  s.barriers = s.inbox + (split > 1 ? kInboxes * inbox_floats(split, m) * 4 : 0);
+  s.ranges = s.inbox + (split > 1 ? kInboxes * inbox_floats(split, m) * 4 : 0);
+  s.barriers = align16(s.ranges + m * static_cast<int>(sizeof(TokenRange)));
   const int used = s.barriers + 8 * (2 * stages + 2 * part_buffers + kInboxes + 2);
   s.total = used > s.parts + record_bytes ? used : s.parts + record_bytes;  // the dummy iteration reads a record from `parts` on
   return s;

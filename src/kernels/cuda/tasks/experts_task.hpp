@@ -9,7 +9,7 @@
 
 namespace nibble::cuda {
 
-/// Experts of a GPU's grouped products, at most: a thread of the sorting CTA counts one.
+/// Experts of a GPU's grouped products, at most: a thread of the sorting CTA counts one. A power of two.
 constexpr int kMostExperts = 1024;
 
 /// Pairs of tokens and experts that a warp sorts, a lane each.

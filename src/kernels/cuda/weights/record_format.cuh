@@ -17,6 +17,8 @@ struct RecordFormat {
   ZeroKind zero;
   DType zero_type;
   float zero_base;
+
+  bool operator==(const RecordFormat&) const = default;
 };
 
 inline RecordFormat record_format(const DeviceWeight& w) {

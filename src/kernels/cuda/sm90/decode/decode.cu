@@ -6,24 +6,22 @@
 namespace nibble::cuda {
 namespace {
 
-template <int kTiles, class Act, Codes kCodes>
+template <int kTiles, Codes kCodes>
 DecodeKernel kernel_for(Known known) {
-  if (known == Known::f16_scales) return &kLaunchable<decode_ring_kernel<Decode<Known::f16_scales, kTiles, Act, kCodes>>>;
-  if (known == Known::bf16_scales) return &kLaunchable<decode_ring_kernel<Decode<Known::bf16_scales, kTiles, Act, kCodes>>>;
-  if (known == Known::groups_of_16) return &kLaunchable<decode_ring_kernel<Decode<Known::groups_of_16, kTiles, Act, kCodes>>>;
-  return &kLaunchable<decode_ring_kernel<Decode<Known::nothing, kTiles, Act, kCodes>>>;
+  if (known == Known::f16_scales) return &kLaunchable<decode_ring_kernel<Decode<Known::f16_scales, kTiles, kCodes>>>;
+  if (known == Known::bf16_scales) return &kLaunchable<decode_ring_kernel<Decode<Known::bf16_scales, kTiles, kCodes>>>;
+  if (known == Known::groups_of_16) return &kLaunchable<decode_ring_kernel<Decode<Known::groups_of_16, kTiles, kCodes>>>;
+  return &kLaunchable<decode_ring_kernel<Decode<Known::nothing, kTiles, kCodes>>>;
 }
-template <int kTiles, class Act>
+template <int kTiles>
 DecodeKernel kernel_for(Known known, Codes codes) {
-  return codes == Codes::u4 ? kernel_for<kTiles, Act, Codes::u4>(known) : kernel_for<kTiles, Act, Codes::u8>(known);
+  return codes == Codes::u4 ? kernel_for<kTiles, Codes::u4>(known) : kernel_for<kTiles, Codes::u8>(known);
 }
 DecodeKernel kernel_for(const LinearTask& task, int tokens) {
   const Known known = known_of(record_format(task.weight));
   const Codes codes = task.weight.codes;
-  if (gpu_tile::are_floats(codes)) return decode_float_codes(codes, known, task.a_dtype, tokens);
-  if (task.a_dtype == DType::bf16)
-    return tokens <= 8 ? kernel_for<1, __nv_bfloat16>(known, codes) : kernel_for<2, __nv_bfloat16>(known, codes);
-  return tokens <= 8 ? kernel_for<1, __half>(known, codes) : kernel_for<2, __half>(known, codes);
+  if (gpu_tile::are_floats(codes)) return decode_float_codes(codes, known, tokens);
+  return tokens <= 8 ? kernel_for<1>(known, codes) : kernel_for<2>(known, codes);
 }
 
 /// Where a CTA's factors of a prescale begin in shared memory, and what the ring is then: as long as fits beside them, of at least two
@@ -43,7 +41,7 @@ int place_factors(RingParams<FloatActs>& p, const gpu_tile::Geometry& geo, Decod
 }  // namespace
 
 cudaError_t ring_room_sm90(RingRoom& room) {
-  const auto kernel = decode_ring_kernel<Decode<Known::f16_scales, 1, __half, Codes::u4>>;
+  const auto kernel = decode_ring_kernel<Decode<Known::f16_scales, 1, Codes::u4>>;
   return ring_room(reinterpret_cast<const void*>(kernel), room);
 }
 

@@ -16,11 +16,11 @@ namespace nibble::cuda {
 
 constexpr int kMultipliers = 32 * kDecodeWarps;  // threads
 constexpr int kProducer = kDecodeWarps;          // warp; those after it finish
-/// A token's 64 rows are one warp's: one warp keeps up with 8 tokens, three with 16.
-template <int kTiles>
-constexpr int kFinishers = kTiles == 1 ? 1 : 3;
-template <int kTiles>
-constexpr int kThreads = kMultipliers + 32 * (1 + kFinishers<kTiles>);
+/// A finishing warp takes about a third of a microsecond for a token's 64 rows, and those of the last row tile are waited for. Three warps share
+/// the tokens: each of twelve warps has as many registers as each of nine.
+constexpr int kFinishers = 3;
+constexpr int kFinishingThreads = 32 * kFinishers;
+constexpr int kThreads = kMultipliers + 32 + kFinishingThreads;
 
 /// The parameters of a launch. Acts is the Work's own description of activations, with the number of tokens, m.
 template <class Acts>
@@ -51,13 +51,14 @@ struct Slice {
   std::uint32_t x;       // token t's begin at x + t · x_pitch
   std::uint32_t x_full;  // a barrier of one arrival, of one use
   std::uint32_t parts;   // free until the first tile's sums
+  TokenRange* ranges;
 };
 
 /// What every role knows: its CTA's share of the weight, its thread, its barriers.
 template <class Work>
 struct DecodeCta {
   using Params = typename Work::Params;
-  static constexpr int kTiles = Work::kTiles, kFinishingThreads = 32 * kFinishers<kTiles>;
+  static constexpr int kTiles = Work::kTiles;
 
   const Params& p;
   std::uint8_t* shared;
@@ -96,8 +97,9 @@ struct DecodeCta {
   __device__ float* parts(int buffer) const {
     return reinterpret_cast<float*>(shared + map.parts) + buffer * (part_bytes(p.x.m) / 4);
   }
+  __device__ TokenRange* ranges() const { return reinterpret_cast<TokenRange*>(shared + map.ranges); }
   __device__ int stage_bytes() const { return kDecodeWarps * p.format.bytes; }
-  __device__ Slice slice() const { return {rank, first_record, records, x(), x_full(), base + map.parts}; }
+  __device__ Slice slice() const { return {rank, first_record, records, x(), x_full(), base + map.parts, ranges()}; }
 
   /// Multiplying and finishing warps meet here once, before the memory of sums is written: all dummy iterations, which read it, are over.
   __device__ static void end_warm_up() { ptx::named_barrier(3, kMultipliers + kFinishingThreads); }

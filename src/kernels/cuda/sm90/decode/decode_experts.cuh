@@ -19,21 +19,28 @@
 // Up to 32 pairs of tokens and experts are sorted by this kernel: every CTA makes the list of tiles in its shared memory, and the first one
 // writes it to memory, for the kernels that follow.
 //
+// One launch may have two products, of which the second multiplies what the first writes, as down does in a layer of experts. Only its rows of A
+// have to wait for that, so memory goes on:
+//
+//   producer     first product's records ▒▒▒▒▒▒▒▒▒│▓▓▓▓▓▓▓ second's, a ring ahead ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
+//   multiplying           ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒│        ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
+//   finishing       the sums of each row tile, D  │──┬──▶ rows of A of the second, from the first one's D
+//                                  tell all CTAs ─┘  └─ all CTAs have told
+//
+// CTAs wait for each other, so that all have to run at once: the launch is cooperative.
+//
 // A run is as long as makes eight warps busy: of 12 records a row tile, which take two rounds of eight, two row tiles take three. Nothing splits
 // K, and a run begins at a multiple of its length, so that a row's bits depend on its expert and itself alone.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/cuda/device/meeting.cuh"
 #include "kernels/cuda/device/sort_few.cuh"
+#include "kernels/cuda/sm90/decode/decode_range.cuh"
 #include "kernels/cuda/sm90/decode/decode_ring.cuh"
 
 namespace nibble::cuda {
-
-/// A finishing warp takes about half a microsecond for a token, and 12 records take 1.5 to arrive.
-constexpr int kExpertFinishers = 3;
-constexpr int kExpertFinishing = 32 * kExpertFinishers;  // threads
-constexpr int kExpertThreads = kMultipliers + 32 + kExpertFinishing;
 
 /// Row tiles of a run: of 1, 2, 4 and 8 the fewest that need the fewest rounds of eight warps a row tile.
 constexpr int row_tiles_of_run(int records) {
@@ -58,14 +65,36 @@ struct Items {
   __device__ bool ends_tile() const { return left == 1 || run + 1 == runs; }
 };
 
-/// `Work` is that of a linear layer with up to 8 tokens of float activations. p.x.m: rows of a tile, at most.
+/// One product, or two in one launch. Both have the same pairs, tiles of as many rows, records of one format, and shared memory of one map.
+template <class Params>
+struct ExpertProducts {
+  Params products[2];
+  int count;
+  Meeting* meeting;  // of two, after the first
+  std::uint64_t ticket;
+};
+
+/// Where the multiplying warps are, over both products.
+struct Multiplying {
+  Cursor from{0, 0}, to{0, 1};  // a stage, and a buffer of partial sums
+  std::uint32_t x_parity = 0;
+  bool warm_up = true;
+};
+
+/// A CTA's part of a product. `Work` is that of a linear layer with up to 8 tokens of float activations. p is the first product, which has what
+/// both share: the list of tiles, the format of records, the map of shared memory; p.x.m: rows of a tile, at most.
 template <class Work>
 struct ExpertCta : DecodeCta<Work> {
   using Base = DecodeCta<Work>;
   using Base::full, Base::empty, Base::part_full, Base::part_empty, Base::x_full, Base::x_requested;
-  using Base::p, Base::base, Base::map, Base::records, Base::warp, Base::lane;
+  using Base::p, Base::base, Base::map, Base::warp, Base::lane;
+  using Params = typename Work::Params;
 
-  __device__ ExpertCta(const typename Work::Params& params, std::uint8_t* memory) : Base(params, memory) {}
+  const Params& own;  // the product
+  int records;        // of its row tiles
+
+  __device__ ExpertCta(const ExpertProducts<Params>& both, int product, std::uint8_t* memory)
+      : Base(both.products[0], memory), own(both.products[product]), records(own.tile_records) {}
 
   // The list can be read when this kernel starts, because those from the one that writes it on let their successors start only then
   // (steps/experts.cu). It is read past L1, which may have an earlier kernel's.
@@ -77,27 +106,34 @@ struct ExpertCta : DecodeCta<Work> {
   __device__ int rows(int tile) const { return sorts() ? few().tiles[tile].rows : __ldcg(&p.experts.tiles[tile].rows); }
   /// Where row `row` of A lies.
   __device__ std::int64_t source(int row) const {
-    if (sorts()) return few().source[row] / p.experts.divisor;
-    return p.experts.source == nullptr ? row : __ldcg(p.experts.source + row) / p.experts.divisor;
+    if (own.experts.source == nullptr) return row;
+    return (sorts() ? few().source[row] : __ldcg(own.experts.source + row)) / own.experts.divisor;
   }
+  __device__ SortedPair sorted_pair() const { return sort_few(lane < p.sort.rows ? expert_of_pair(p.sort, lane) : -1); }
   /// One warp makes the list, of which this product is the first.
   __device__ void sort() const {
-    const SortedPair own = sort_few(lane < p.sort.rows ? expert_of_pair(p.sort, lane) : -1);
-    if (own.expert >= 0) few().source[own.row] = lane;
-    const int count = for_each_tile(own, p.sort.products[0].rows, [&](int t, const ExpertTile& tile) { few().tiles[t] = tile; });
+    const SortedPair pair = sorted_pair();
+    if (pair.expert >= 0) few().source[pair.row] = lane;
+    const int count = for_each_tile(pair, p.sort.products[0].rows, [&](int t, const ExpertTile& tile) { few().tiles[t] = tile; });
     if (lane == 0) few().count = count;
-    if (blockIdx.x != 0) return;
-    write_sorted(p.sort, own);
-    __threadfence();
   }
-  __device__ Items items(unsigned tiles) const {
-    const unsigned cta = blockIdx.x, runs = (p.tiles + p.run - 1) / p.run, all = tiles * runs;
+  /// One warp lets the next kernel start, whose list can then be read: the first CTA writes it first.
+  __device__ void let_next_start() const {
+    if (blockIdx.x == 0) {
+      write_sorted(p.sort, sorted_pair());
+      __threadfence();
+      __syncwarp();
+    }
+    ptx::let_dependents_start();
+  }
+  __device__ Items items(unsigned tiles, unsigned cta) const {
+    const unsigned runs = (own.tiles + own.run - 1) / own.run, all = tiles * runs;
     const unsigned each = all / gridDim.x, more = all % gridDim.x, first = cta * each + min(cta, more);
     return {static_cast<int>(first / runs), static_cast<int>(first % runs), static_cast<int>(each + (cta < more)),
             static_cast<int>(runs)};
   }
   /// Of an item: the last run of a weight may be shorter.
-  __device__ int row_tiles(const Items& at) const { return min(p.run, p.tiles - at.run * p.run); }
+  __device__ int row_tiles(const Items& at) const { return min(own.run, own.tiles - at.run * own.run); }
 
   __device__ void initialise_barriers() const {
     for (int s = 0; s < p.stages; ++s) {
@@ -106,31 +142,30 @@ struct ExpertCta : DecodeCta<Work> {
     }
     for (int b = 0; b < p.part_buffers; ++b) {
       ptx::barrier_init(part_full(b), kMultipliers);
-      ptx::barrier_init(part_empty(b), kExpertFinishing);
+      ptx::barrier_init(part_empty(b), kFinishingThreads);
     }
     ptx::barrier_init(x_full(), 1);
     ptx::barrier_init(x_requested(), 1);
     ptx::barrier_init_fence();
   }
-  /// The channels past K of the last record are zeros: rows are copied up to K. All threads call it, before the first copy.
-  __device__ void clear_rest_of_rows() const {
-    const int first = p.x.rule.k * 2, words = (records * gpu_tile::kChannels * 2 - first) / 4;
-    for (int i = threadIdx.x; i < p.x.m * words; i += kExpertThreads)
+  /// The channels past K of the last record are zeros: rows are copied up to K. `threads` threads call it, before the first copy.
+  __device__ void clear_rest_of_rows(int thread, int threads) const {
+    const int first = own.x.rule.k * 2, words = (records * gpu_tile::kChannels * 2 - first) / 4;
+    for (int i = thread; i < p.x.m * words; i += threads)
       *reinterpret_cast<std::uint32_t*>(this->shared + map.x + i / words * p.x_pitch + first + i % words * 4) = 0;
   }
 
   // ---- roles
 
   /// The producer: one thread. It requests one stage, waits a moment for rows of A to be requested (kPatience), and goes on.
-  __device__ void request_records(Items at, int first_expert) const {
+  __device__ void request_records(Items at, int first_expert, Cursor& to, bool& starts) const {
     const std::uint64_t policy = ptx::evict_first();
-    const std::uint8_t* weight = nullptr;
-    Cursor to{0, 1};  // an unused stage counts as emptied
-    bool starts = true, starts_tile = true;
+    const std::uint8_t* weight = own.records + first_expert * own.experts.weight_pitch;
+    bool starts_tile = false;
     for (; at.left > 0; at.advance()) {
-      if (starts_tile) weight = p.records + (starts ? first_expert : expert(at.tile)) * p.experts.weight_pitch;
+      if (starts_tile) weight = own.records + expert(at.tile) * own.experts.weight_pitch;
       starts_tile = at.ends_tile();
-      const std::uint8_t* const from = weight + std::int64_t{at.run} * p.run * p.tile_records * p.format.bytes;
+      const std::uint8_t* const from = weight + std::int64_t{at.run} * own.run * records * p.format.bytes;
       const int all = row_tiles(at) * records;
       for (int r = 0; r < all; r += kDecodeWarps) {
         ptx::barrier_wait(empty(to.stage), to.parity);
@@ -146,17 +181,18 @@ struct ExpertCta : DecodeCta<Work> {
 
   // The multiplying warps run one dummy row tile first, as those of a linear layer: it fetches their instructions while the first records are
   // in flight, reads what the memory of `parts` holds, and stores nothing.
-  __device__ __forceinline__ void multiply(Items at) const {
+  __device__ __forceinline__ void multiply(Items at, Multiplying& state) const {
+    auto& [from, to, x_parity, warm_up] = state;
     const std::uint32_t x_at = Work::place(p, this->x(), lane, 0);
-    Cursor from{0, 0}, to{0, 1};
-    std::uint32_t x_parity = 0;
     int count = 0;
-    bool warm_up = true, starts_tile = true;
+    bool starts_tile = true;
     while (at.left > 0) {
       if (!warm_up && starts_tile) {
         count = rows(at.tile);
         ptx::barrier_wait(x_full(), x_parity);
         x_parity ^= 1;
+        if (Work::narrows(p))
+          narrow(this->x(), p.x_pitch, count, records * gpu_tile::kChannels, this->ranges(), threadIdx.x, false);
       }
       const int tiles = warm_up ? 1 : row_tiles(at);
       int r = warp;  // the warp's next record, counted from the first one of a row tile
@@ -174,6 +210,7 @@ struct ExpertCta : DecodeCta<Work> {
           ptx::named_barrier(1, kMultipliers);  // all have read what is written now
         else
           ptx::barrier_wait(part_empty(to.stage), to.parity);
+        if (!warm_up) Work::restore_range(p, this->ranges(), acc);
         write_part<1>(this->parts(to.stage), warp, warm_up ? 0 : count, p.x.m, acc);
         if (warm_up) continue;
         ptx::barrier_arrive(part_full(to.stage));
@@ -197,41 +234,33 @@ struct ExpertCta : DecodeCta<Work> {
     from.advance(p.stages);
   }
 
-  /// The finishing warps.
-  __device__ void finish(Items at) const {
+  /// The finishing warps, once the first rows of A have been requested.
+  __device__ void finish(Items at, Cursor& from) const {
     const int finisher = warp - kProducer - 1;
-    const bool halves = p.epilogue.plain(), floats = p.epilogue.plain_floats();
-    Cursor from{0, 0};
+    const bool halves = own.epilogue.plain(), floats = own.epilogue.plain_floats();
     int row = 0, count = 0;
     float scale2 = 1.0f;
-    // Rows that the list's writer names with `source` were in memory before it ran, so that they need no waiting for its end.
-    if (p.experts.source == nullptr) ptx::wait_for_predecessors();
-    if (finisher == 0) {
-      request_rows(at.tile);
-      if (lane == 0) ptx::barrier_arrive(x_requested());
-    }
-    ptx::wait_for_predecessors();  // before operands of the epilogue are read, and D is written
     for (bool starts_tile = true; at.left > 0; at.advance()) {
       if (starts_tile) {
         row = first_row(at.tile), count = rows(at.tile);
-        if (p.experts.scale2 != nullptr) scale2 = __ldg(p.experts.scale2 + expert(at.tile));
+        if (own.experts.scale2 != nullptr) scale2 = __ldg(own.experts.scale2 + expert(at.tile));
       }
       starts_tile = at.ends_tile();
       const int tiles = row_tiles(at);
       for (int t = 0; t < tiles; ++t) {
         ptx::barrier_wait(part_full(from.stage), from.parity);
         if (finisher == 0 && t + 1 == tiles && starts_tile && at.left > 1) request_rows(at.tile + 1);
-        const int n = (at.run * p.run + t) * gpu_tile::kRows + 2 * lane;
+        const int n = (at.run * own.run + t) * gpu_tile::kRows + 2 * lane;
 #pragma unroll 1
-        for (int token = finisher; token < count; token += kExpertFinishers) {
+        for (int token = finisher; token < count; token += kFinishers) {
           float2 sum = Work::sum(this->parts(from.stage), p.x.m, token, 2 * lane);
           sum.x *= scale2, sum.y *= scale2;
-          if (floats && n + 1 < p.n) {
-            p.epilogue.store_plain_floats(row + token, n, sum);
-          } else if (halves && n + 1 < p.n) {
-            p.epilogue.store_plain(row + token, n, sum);
+          if (floats && n + 1 < own.n) {
+            own.epilogue.store_plain_floats(row + token, n, sum);
+          } else if (halves && n + 1 < own.n) {
+            own.epilogue.store_plain(row + token, n, sum);
           } else {
-            p.epilogue.store_two(row + token, n, sum.x, sum.y, p.n);
+            own.epilogue.store_two(row + token, n, sum.x, sum.y, own.n);
           }
         }
         ptx::barrier_arrive(part_empty(from.stage));
@@ -239,50 +268,104 @@ struct ExpertCta : DecodeCta<Work> {
       }
     }
   }
+  /// The finishing warps, before anything else.
+  __device__ void request_first_rows(const ExpertProducts<Params>& both, const Items& at) const {
+    // Rows that the list's writer names with `source` were in memory before it ran, so that they need no waiting for its end.
+    if (own.experts.source == nullptr) ptx::wait_for_predecessors();
+    if (warp == kProducer + 1) {
+      if (at.left > 0) request_rows(at.tile);
+      if (lane == 0) ptx::barrier_arrive(x_requested());
+    }
+    if (Work::narrows(p)) fetch_narrow(base + map.parts, this->parts(0), threadIdx.x - kMultipliers - 32);
+    ptx::wait_for_predecessors();  // before operands of the epilogue are read, and D is written
+    if (both.count > 1 && warp == kProducer + 1 && lane == 0) open_meeting(both.meeting, both.ticket);
+  }
+  /// The finishing warps, after the first of two products: when all CTAs have stored its results, the first rows of the second can be copied.
+  __device__ void request_results(const ExpertProducts<Params>& both, const Items& at) const {
+    ptx::named_barrier(2, kFinishingThreads);
+    if (warp != kProducer + 1) return;
+    if (lane == 0) meet(both.meeting);
+    __syncwarp();
+    ptx::fence_for_copies();
+    if (at.left > 0) {
+      clear_rest_of_rows(lane, 32);
+      request_rows(at.tile);
+    }
+    if (lane == 0) leave_meeting(both.meeting);
+  }
   /// A tile's rows of A, each a copy of one lane.
   __device__ void request_rows(int tile) const {
-    const int count = rows(tile), row = first_row(tile) + lane, bytes = p.x.rule.k * 2;
+    const int count = rows(tile), row = first_row(tile) + lane, bytes = own.x.rule.k * 2;
     if (lane == 0) ptx::barrier_arrive_expect(x_full(), count * bytes);
     __syncwarp();
     if (lane >= count) return;
-    ptx::bulk_copy(this->x() + lane * p.x_pitch, static_cast<const std::uint16_t*>(p.x.x) + source(row) * p.x.stride, bytes,
+    ptx::bulk_copy(this->x() + lane * p.x_pitch, static_cast<const std::uint16_t*>(own.x.x) + source(row) * own.x.stride, bytes,
                    x_full(), ptx::evict_last());
   }
 };
 
+/// `Work::kJoins`: the kernel has registers for two products.
 template <class Work>
-__global__ void __launch_bounds__(kExpertThreads, 1) decode_experts_kernel(const __grid_constant__ typename Work::Params p) {
+__global__ void __launch_bounds__(kThreads, 1)
+    decode_experts_kernel(const __grid_constant__ ExpertProducts<typename Work::Params> both) {
   extern __shared__ __align__(128) std::uint8_t shared[];
-  const ExpertCta<Work> cta(p, shared);
-  const bool sorts = cta.sorts();
+  const ExpertCta<Work> first(both, 0, shared);
+  const bool sorts = first.sorts();
   // A CTA's first tile follows from the number of tiles: the experts of the first 32 are loaded together with it.
   int tiles = 0, of_lane = 0;
-  const auto load_tiles = [&] { tiles = cta.tiles(), of_lane = cta.expert(min(cta.lane, p.experts.most - 1)); };
+  const auto load_tiles = [&] { tiles = first.tiles(), of_lane = first.expert(min(first.lane, first.p.experts.most - 1)); };
   if (!sorts) {
     ptx::let_dependents_start();
     load_tiles();
   }
-  if (cta.warp == kProducer && ptx::elected()) cta.initialise_barriers();
-  cta.clear_rest_of_rows();
+  if (first.warp == kProducer && ptx::elected()) first.initialise_barriers();
+  first.clear_rest_of_rows(threadIdx.x, kThreads);
   if (sorts) {
     ptx::wait_for_predecessors();
-    if (cta.warp == 0) cta.sort();
+    if (first.warp == 0) first.sort();
   }
   __syncthreads();
   if (sorts) {
-    ptx::let_dependents_start();  // only now, so that the list can be read when the next kernel starts
+    if (first.warp == kProducer + kFinishers) first.let_next_start();
     load_tiles();
   }
   if (tiles == 0) return ptx::wait_for_predecessors();  // else it could end before them
-  const Items items = cta.items(tiles);
-  if (items.left == 0) return;
-  if (cta.warp > kProducer) {
-    cta.finish(items);
-  } else if (cta.warp < kProducer) {
-    cta.multiply(items);
+  // The CTAs with one item more of the first product are those with one less of the second.
+  const auto items_of = [&](const ExpertCta<Work>& cta, int product) {
+    return cta.items(tiles, product == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+  };
+  const int products = Work::kJoins ? both.count : 1;
+  // One copy of each role's loop serves both products: a second one would have to be fetched in the middle.
+  if (first.warp > kProducer) {
+    Cursor from{0, 0};
+#pragma unroll 1
+    for (int i = 0; i < products; ++i) {
+      const ExpertCta<Work> cta(both, i, shared);
+      const Items items = items_of(cta, i);
+      if (i == 0)
+        cta.request_first_rows(both, items);
+      else
+        cta.request_results(both, items);
+      cta.finish(items, from);
+    }
+  } else if (first.warp < kProducer) {
+    Multiplying state;
+#pragma unroll 1
+    for (int i = 0; i < products; ++i) {
+      const ExpertCta<Work> cta(both, i, shared);
+      cta.multiply(items_of(cta, i), state);
+    }
   } else {
-    const int loaded = __shfl_sync(~0u, of_lane, items.tile % 32);
-    if (ptx::elected()) cta.request_records(items, items.tile < 32 ? loaded : cta.expert(items.tile));
+    Cursor to{0, 1};  // an unused stage counts as emptied
+    bool starts = true;
+#pragma unroll 1
+    for (int i = 0; i < products; ++i) {
+      const ExpertCta<Work> cta(both, i, shared);
+      const Items items = items_of(cta, i);
+      const int loaded = __shfl_sync(~0u, of_lane, items.tile % 32);
+      if (items.left == 0) continue;
+      if (ptx::elected()) cta.request_records(items, items.tile < 32 ? loaded : cta.expert(items.tile), to, starts);
+    }
   }
 }
 

@@ -16,7 +16,7 @@ struct Finish : DecodeCta<Work> {
   using Base = DecodeCta<Work>;
   using Base::p, Base::shared, Base::map, Base::base, Base::rank, Base::clusters, Base::first_tile, Base::first_record,
       Base::records, Base::lane;
-  using Base::part_full, Base::part_empty, Base::inbox_full, Base::parts, Base::kTiles, Base::kFinishingThreads;
+  using Base::part_full, Base::part_empty, Base::inbox_full, Base::parts;
 
   int finisher;              // number of this warp
   int own_rows, box_floats;  // of a rank; of an inbox
@@ -65,6 +65,7 @@ struct Finish : DecodeCta<Work> {
         if (!warm_up) read.advance(kInboxes);
       }
       if (!warm_up) continue;
+      Work::fetch_steps(p, base + map.parts, parts(0), 32 * finisher + lane);
       ptx::wait_for_predecessors();
       this->end_warm_up();
       if (p.split > 1) ptx::cluster_wait();
@@ -76,8 +77,7 @@ struct Finish : DecodeCta<Work> {
   __device__ __forceinline__ void for_each_sum(int buffer, Use use) const {
     const float* part = parts(buffer);
 #pragma unroll 2
-    for (int token = finisher; token < p.x.m; token += kFinishers<kTiles>)
-      use(token, 2 * lane, Work::sum(part, p.x.m, token, 2 * lane));
+    for (int token = finisher; token < p.x.m; token += kFinishers) use(token, 2 * lane, Work::sum(part, p.x.m, token, 2 * lane));
   }
   __device__ __forceinline__ void send(int buffer, int box) const {
     const int rows = max(0, min(own_rows, gpu_tile::kRows - rank * own_rows));

@@ -5,20 +5,19 @@
 namespace nibble::cuda {
 namespace {
 
-template <class Act>
 DecodeKernel kernel_for(Codes codes, Known known) {
   const bool sixteen = known == Known::groups_of_16;
-  if (codes == Codes::e4m3 && !sixteen) return &kLaunchable<decode_ring_kernel<Decode<Known::nothing, 1, Act, Codes::e4m3>>>;
+  if (codes == Codes::e4m3 && !sixteen) return &kLaunchable<decode_ring_kernel<Decode<Known::nothing, 1, Codes::e4m3>>>;
   if (codes != Codes::e2m1) return nullptr;
-  return sixteen ? &kLaunchable<decode_ring_kernel<Decode<Known::groups_of_16, 1, Act, Codes::e2m1>>>
-                 : &kLaunchable<decode_ring_kernel<Decode<Known::nothing, 1, Act, Codes::e2m1>>>;
+  return sixteen ? &kLaunchable<decode_ring_kernel<Decode<Known::groups_of_16, 1, Codes::e2m1>>>
+                 : &kLaunchable<decode_ring_kernel<Decode<Known::nothing, 1, Codes::e2m1>>>;
 }
 
 }  // namespace
 
-DecodeKernel decode_float_codes(Codes codes, Known known, DType act, int tokens) {
+DecodeKernel decode_float_codes(Codes codes, Known known, int tokens) {
   if (tokens > 8) return nullptr;
-  return act == DType::bf16 ? kernel_for<__nv_bfloat16>(codes, known) : kernel_for<__half>(codes, known);
+  return kernel_for(codes, known);
 }
 
 }  // namespace nibble::cuda

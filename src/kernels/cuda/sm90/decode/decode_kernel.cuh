@@ -5,6 +5,7 @@
 // in shared memory, of which the ring leaves as much. The multiplying warps multiply the slice in place.
 #pragma once
 
+#include "kernels/cuda/sm90/decode/decode_range.cuh"
 #include "kernels/cuda/sm90/decode/decode_ring.cuh"
 #include "kernels/cuda/tasks/decode.hpp"
 
@@ -17,7 +18,7 @@ struct FloatActs : Activations {
 };
 using DecodeKernel = const Launchable<RingParams<FloatActs>>*;
 /// The kernel for codes that are floats; null beyond 8 tokens.
-DecodeKernel decode_float_codes(Codes codes, Known known, DType act, int tokens);
+DecodeKernel decode_float_codes(Codes codes, Known known, int tokens);
 /// Rows of experts: a launch for all of them, in tiles of config.tokens (decode_experts.cuh).
 cudaError_t decode_experts_sm90(const LinearTask& task, const DecodeConfig& config, cudaStream_t stream);
 
@@ -26,8 +27,8 @@ namespace {
 /// Multiplies `channels` activations of each token in shared memory by their channels' factors, each product rounded to `type`; a token
 /// begins every `pitch` bytes. With `dummy` nothing is stored: it fetches the instructions. Out of line, as gather_apart is.
 __device__ __noinline__ void prescale_slice(std::uint32_t x, int pitch, int tokens, std::uint32_t factors, int channels,
-                                            DType type, bool dummy) {
-  for (int first = 8 * threadIdx.x; first < channels; first += 8 * kMultipliers) {
+                                            DType type, int thread, bool dummy) {
+  for (int first = 8 * thread; first < channels; first += 8 * kMultipliers) {
     const uint4 low = ptx::load_shared16(factors + 4 * first), high = ptx::load_shared16(factors + 4 * first + 16);
     const EightFactors eight{{__uint_as_float(low.x), __uint_as_float(low.y), __uint_as_float(low.z), __uint_as_float(low.w),
                               __uint_as_float(high.x), __uint_as_float(high.y), __uint_as_float(high.z),
@@ -40,11 +41,12 @@ __device__ __noinline__ void prescale_slice(std::uint32_t x, int pitch, int toke
   }
 }
 
-template <Known kKnown, int kTokenTiles, class Act, Codes kCodes>
+template <Known kKnown, int kTokenTiles, Codes kCodes>
 struct Decode {
   using Params = RingParams<FloatActs>;
   static constexpr int kTiles = kTokenTiles;
   static constexpr bool kQuantizes = false;
+  static constexpr bool kJoins = kCodes != Codes::e4m3;
 
   static constexpr int kPlaces = kTiles;
   /// Lane l: token l mod 8, channels 8·(l div 8) …; tokens past M repeat the last one.
@@ -55,10 +57,14 @@ struct Decode {
 
   __device__ static __forceinline__ void multiply(const RecordFormat& format, std::uint32_t record,
                                                   const std::uint32_t (&x)[kTiles], Sums<kTiles>& acc) {
-    multiply_record<kKnown, kTiles, Act, kCodes>(format, record, x, acc);
+    multiply_record<kKnown, kTiles, __half, kCodes>(format, record, x, acc);
   }
   __device__ static __forceinline__ float2 sum(const float* part, int m, int token, int row) {
-    return sum_parts<Act, kCodes>(part, m, token, row);
+    return sum_parts<__half, kCodes>(part, m, token, row);
+  }
+  __device__ static __forceinline__ bool narrows(const Params& p) { return p.x.rule.type == DType::bf16; }
+  __device__ static __forceinline__ void restore_range(const Params& p, const TokenRange* ranges, Sums<kTiles>& acc) {
+    if (narrows(p)) cuda::restore_range<kTiles>(ranges, p.x.m, acc);
   }
   __device__ static __forceinline__ bool has_factors(const Params& p) { return kTiles == 1 && p.x.factors != nullptr; }
   __device__ static __forceinline__ void request_factors(const Params& p, int first, int records, std::uint32_t base,
@@ -76,15 +82,18 @@ struct Decode {
     const auto* x = static_cast<const std::uint16_t*>(p.x.x) + first * gpu_tile::kChannels;
     if (lane < p.x.m) ptx::bulk_copy(to + lane * p.x_pitch, x + lane * p.x.stride, bytes, x_full, ptx::evict_last());
   }
+  __device__ static __forceinline__ void fetch_steps(const Params& p, std::uint32_t parts, float* same, int thread) {
+    if (has_factors(p)) prescale_slice(parts, 0, 1, parts, 8 * kMultipliers, p.x.rule.type, thread, true);
+    if (narrows(p)) fetch_narrow(parts, same, thread);
+  }
   __device__ static __forceinline__ void fetch(const Params& p, const Slice& slice, std::uint32_t base) {
     const int channels = slice.records * gpu_tile::kChannels;
     if (p.x.bulk) {
-      constexpr int kOfAWarp = 8 * 32;
-      if (has_factors(p)) prescale_slice(slice.parts, 0, 1, slice.parts, kOfAWarp, p.x.rule.type, true);
       ptx::barrier_wait(slice.x_full, 0);
-      if (!has_factors(p)) return;
-      prescale_slice(slice.x, p.x_pitch, p.x.m, base + p.x.factors_at, channels, p.x.rule.type, false);
-      ptx::named_barrier(1, kMultipliers);
+      if (has_factors(p)) {
+        prescale_slice(slice.x, p.x_pitch, p.x.m, base + p.x.factors_at, channels, p.x.rule.type, threadIdx.x, false);
+        ptx::named_barrier(1, kMultipliers);
+      }
     } else {
       ptx::wait_for_predecessors();
       stage_activations(p.x, slice.first * gpu_tile::kChannels, channels, slice.x, p.x_pitch, threadIdx.x, kMultipliers);
@@ -92,6 +101,7 @@ struct Decode {
       ptx::async_copy_wait<0>();
       ptx::named_barrier(1, kMultipliers);
     }
+    if (narrows(p)) narrow(slice.x, p.x_pitch, p.x.m, channels, slice.ranges, threadIdx.x, false);
   }
 };
 

@@ -23,6 +23,8 @@
 //   request_factors  if it has_factors(): by the producer, before the previous kernel has ended: starts the copy of what x is multiplied by
 //   request        if it requests(): by the first finishing warp, after the previous kernel has ended: starts the copy of x
 //   fetch          by the multiplying warps: on return x is in shared memory or, with kQuantizes, A may be read and other CTAs written to
+//   fetch_steps    by the finishing warps, in their dummy iteration: fetches the instructions of what fetch does beside waiting; reads parts
+//   restore_range  by the multiplying warps: gives the sums of a row tile the unit that fetch has taken out of x, if it has
 //   quantize       with kQuantizes: by the multiplying warps before their first tile, and in the dummy iteration: A → codes
 #pragma once
 
@@ -62,7 +64,7 @@ struct Produce : DecodeCta<Work> {
     }
     for (int b = 0; b < p.part_buffers; ++b) {
       ptx::barrier_init(this->part_full(b), kMultipliers);
-      ptx::barrier_init(this->part_empty(b), Base::kFinishingThreads);
+      ptx::barrier_init(this->part_empty(b), kFinishingThreads);
     }
     for (int b = 0; b < kInboxes; ++b) ptx::barrier_init(this->inbox_full(b), 1);
     ptx::barrier_init(this->x_full(), Work::has_factors(p) ? 2 : 1);
@@ -136,6 +138,7 @@ struct Multiply : DecodeCta<Work> {
       }
       if (!Work::kQuantizes && tile == this->first_tile) this->end_warm_up();
       if (!warm_up) ptx::barrier_wait(this->part_empty(to.stage), to.parity);
+      if (!warm_up) Work::restore_range(p, this->ranges(), acc);
       write_part<Work::kTiles>(this->parts(to.stage), warp, warm_up ? 0 : p.x.m, p.x.m, acc);
       if (!warm_up) {
         ptx::barrier_arrive(this->part_full(to.stage));
@@ -149,7 +152,7 @@ struct Multiply : DecodeCta<Work> {
 };
 
 template <class Work>
-__global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(const __grid_constant__ typename Work::Params p) {
+__global__ void __launch_bounds__(kThreads, 1) decode_ring_kernel(const __grid_constant__ typename Work::Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const DecodeCta<Work> cta(p, shared);
   const Produce<Work> producer(cta);
@@ -183,7 +186,7 @@ inline cudaError_t ring_room(const void* kernel, RingRoom& room) {
     int clusters = cached.load();
     if (clusters == 0) {
       if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, room.bytes)) return e;
-      LaunchShape shape(split, split, kThreads<1>, room.bytes, nullptr);
+      LaunchShape shape(split, split, kThreads, room.bytes, nullptr);
       if (const cudaError_t e = cudaOccupancyMaxActiveClusters(&clusters, kernel, &shape.config)) return e;
       cached.store(clusters);
     }
@@ -217,7 +220,7 @@ template <class Acts>
 cudaError_t launch_ring(const Launchable<RingParams<Acts>>& kernel, const RingParams<Acts>& p, const DecodeConfig& config,
                         cudaStream_t stream) {
   if (const cudaError_t e = kernel.allow_all_shared()) return e;
-  LaunchShape shape(config.grid, config.split, p.x.m <= 8 ? kThreads<1> : kThreads<2>, config.smem, stream);
+  LaunchShape shape(config.grid, config.split, kThreads, config.smem, stream);
   return cudaLaunchKernelEx(&shape.config, kernel.kernel, p);
 }
 

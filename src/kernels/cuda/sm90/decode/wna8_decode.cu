@@ -274,6 +274,9 @@ struct Wna8Decode {
     if (p.split > 1) ptx::cluster_wait();  // before the first word to another CTA
   }
 
+  __device__ static __forceinline__ void fetch_steps(const Params&, std::uint32_t, float*, int) {}
+  __device__ static __forceinline__ void restore_range(const Params&, const TokenRange*, Sums<1>&) {}
+
   // ---- multiply
 
   /// The addresses that lane 4g + t reads: 0 is its ldmatrix row, codes of token g; 1 and 2 are the terms of tokens 2t and 2t + 1. Tokens

@@ -92,6 +92,8 @@ inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_
 
 inline std::uint64_t load_acquire(const std::uint64_t* flag) { return poll(flag); }
 inline void store_release(std::uint64_t* flag, std::uint64_t value) { *flag = value; }
+inline void add_release(std::uint64_t* counter, std::uint64_t value) { *counter += value; }
+inline void fence_for_copies() {}
 inline std::uint64_t compare_and_swap(std::uint64_t* at, std::uint64_t expected, std::uint64_t value) {
   const std::uint64_t found = *at;
   if (found == expected) *at = value;

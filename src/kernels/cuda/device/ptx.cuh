@@ -175,7 +175,7 @@ __device__ inline void add_release(std::uint64_t* counter, std::uint64_t value) 
   asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(counter), "l"(value) : "memory");
 }
 
-/// What this thread reads by now, of what other threads stored, bulk copies that it starts read, too.
+/// Orders what this thread has stored, and what it reads by now of what others stored, before bulk copies that are started after it.
 __device__ inline void fence_for_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 /// Stores `value` if it finds `expected`; returns what it found. Releases what this CTA wrote before a barrier, and acquires what other CTAs

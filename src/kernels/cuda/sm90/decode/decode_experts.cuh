@@ -191,8 +191,10 @@ struct ExpertCta : DecodeCta<Work> {
         count = rows(at.tile);
         ptx::barrier_wait(x_full(), x_parity);
         x_parity ^= 1;
-        if (Work::narrows(p))
+        if (Work::narrows(p)) {
           narrow(this->x(), p.x_pitch, count, records * gpu_tile::kChannels, this->ranges(), threadIdx.x, false);
+          ptx::fence_for_copies();  // the next tile's rows are copied there
+        }
       }
       const int tiles = warm_up ? 1 : row_tiles(at);
       int r = warp;  // the warp's next record, counted from the first one of a row tile

@@ -110,6 +110,7 @@ constexpr Kernel linear_row(Isa isa, std::string_view layout, Tile tile, std::st
           .run = run_linear<kIsa>};
 }
 
+#if defined(__x86_64__)
 /// The same loops, in which e4m3 is looked up by VBMI; other codes are left to the row of AVX-512.
 Status accepts_e4m3(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_float(self, p));
@@ -117,6 +118,7 @@ Status accepts_e4m3(const Kernel& self, const Problem& p) {
     return error(StatusCode::unsupported, "looks up codes of e4m3, the weight has {}", p.scheme.name());
   return {};
 }
+#endif
 
 constexpr std::array kLinear {
 #if defined(__x86_64__)

@@ -93,8 +93,7 @@ double linear_cost_us(const Kernel&, const Problem& p) {
 }
 
 template <const FloatIsa& kIsa, const Rates& kRates>
-constexpr Kernel linear_row(Isa isa, std::string_view layout, Tile tile, std::string_view summary,
-                            Status (*accepts)(const Kernel&, const Problem&) = accepts_float) {
+constexpr Kernel linear_row(Isa isa, std::string_view layout, Tile tile, std::string_view summary) {
   return {.backend = Backend::cpu,
           .isa = isa,
           .op = Op::linear,
@@ -105,7 +104,7 @@ constexpr Kernel linear_row(Isa isa, std::string_view layout, Tile tile, std::st
           .tile = tile,
           .summary = summary,
           .form = ActForm::f32,
-          .accepts = accepts,
+          .accepts = accepts_float,
           .cost_us = linear_cost_us<kIsa, kRates>,
           .run = run_linear<kIsa>};
 }
@@ -118,13 +117,19 @@ Status accepts_e4m3(const Kernel& self, const Problem& p) {
     return error(StatusCode::unsupported, "looks up codes of e4m3, the weight has {}", p.scheme.name());
   return {};
 }
+constexpr Kernel e4m3_row() {
+  Kernel row = linear_row<kAvx512Bf16Float, kAvx512Bf16Rates>(
+      Isa::avx512bf16, "cpu_n32", {8, 32, 0},
+      "f32 multiply-adds in 8×32 register tiles, e4m3 looked up by VBMI; FP8 activations as floats");
+  row.weight = "e4m3";
+  row.accepts = accepts_e4m3;
+  return row;
+}
 #endif
 
 constexpr std::array kLinear {
 #if defined(__x86_64__)
-  linear_row<kAvx512Bf16Float, kAvx512Bf16Rates>(
-      Isa::avx512bf16, "cpu_n32", {8, 32, 0},
-      "f32 multiply-adds in 8×32 register tiles, e4m3 looked up by VBMI; FP8 activations as floats", accepts_e4m3),
+  e4m3_row(),
       linear_row<kAvx512Float, kAvx512Rates>(
           Isa::avx512, "cpu_n32", {8, 32, 0},
           "f32 multiply-adds in 8×32 register tiles, weights decoded to an f32 panel; FP8 activations as floats"),

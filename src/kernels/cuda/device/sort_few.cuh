@@ -8,7 +8,7 @@
 
 namespace nibble::cuda {
 
-constexpr unsigned kFewPairsMask = ~0u;  // every lane of the warp
+constexpr unsigned kWholeWarp = ~0u;  // the lanes of it
 
 /// The expert that `ids` has `at` elements behind the first one; −1: none.
 __device__ inline int expert_at(const SortTask& task, std::int64_t at) {
@@ -28,13 +28,13 @@ struct SortedPair {
 };
 /// Bit by bit from the highest on: the pairs that had equal bits so far and have a 0 where this one has a 1 go before it.
 __device__ inline SortedPair sort_few(int expert) {
-  const unsigned before = (1u << threadIdx.x % 32) - 1, valid = __ballot_sync(kFewPairsMask, expert >= 0);
+  const unsigned before = (1u << threadIdx.x % 32) - 1, valid = __ballot_sync(kWholeWarp, expert >= 0);
   unsigned equal = valid;
   int less = 0;
 #pragma unroll 1
   for (int bit = kMostExperts / 2; bit != 0; bit /= 2) {
     const bool one = (expert & bit) != 0;
-    const unsigned ones = __ballot_sync(kFewPairsMask, one);
+    const unsigned ones = __ballot_sync(kWholeWarp, one);
     if (one) less += __popc(equal & ~ones);
     equal &= one ? ones : ~ones;
   }
@@ -50,9 +50,9 @@ __device__ int for_each_tile(const SortedPair& own, int rows, Store store) {
   const int tiles = heads ? (own.count + rows - 1) / rows : 0;
   int first = 0, total = 0;
 #pragma unroll 1
-  for (unsigned left = __ballot_sync(kFewPairsMask, heads); left != 0; left &= left - 1) {
+  for (unsigned left = __ballot_sync(kWholeWarp, heads); left != 0; left &= left - 1) {
     const int j = __ffs(static_cast<int>(left)) - 1;
-    const int others = __shfl_sync(kFewPairsMask, tiles, j), other = __shfl_sync(kFewPairsMask, own.expert, j);
+    const int others = __shfl_sync(kWholeWarp, tiles, j), other = __shfl_sync(kWholeWarp, own.expert, j);
     total += others;
     if (other < own.expert) first += others;
   }

@@ -22,8 +22,6 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr std::uint32_t kWholeWarp = 0xffffffffu;
-
 // ---- sort
 
 constexpr int kSortThreads = kMostExperts;  // a thread sums an expert's counts

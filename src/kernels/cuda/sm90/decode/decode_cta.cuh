@@ -16,8 +16,8 @@ namespace nibble::cuda {
 
 constexpr int kMultipliers = 32 * kDecodeWarps;  // threads
 constexpr int kProducer = kDecodeWarps;          // warp; those after it finish
-/// A finishing warp takes about a third of a microsecond for a token's 64 rows, and those of the last row tile are waited for. Three warps share
-/// the tokens: each of twelve warps has as many registers as each of nine.
+/// They share the tokens, because the sums of the last row tile are waited for. There are three: each of twelve warps has as many registers as
+/// each of nine.
 constexpr int kFinishers = 3;
 constexpr int kFinishingThreads = 32 * kFinishers;
 constexpr int kThreads = kMultipliers + 32 + kFinishingThreads;

@@ -1,5 +1,5 @@
 // Decode on Hopper with f16 or bf16 activations, in the ring of decode_ring.cuh. A CTA's slice of them is fetched by bulk copies, or gathered
-// where channels are permuted, K is no multiple of a record, or rows are not aligned.
+// where channels are permuted, K is no multiple of a record, or rows are not aligned. bf16 becomes f16 there (decode_range.cuh).
 //
 // A prescale of up to 8 tokens is fetched, too, before the previous kernel has ended, because its factors are constant: behind everything else
 // in shared memory, of which the ring leaves as much. The multiplying warps multiply the slice in place.

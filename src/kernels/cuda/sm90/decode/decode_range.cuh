@@ -1,5 +1,5 @@
-// bf16 activations in the decode kernels on Hopper, which multiply f16: of that the unpacked weights take three instructions fewer for eight codes
-// (weights/unpack.cuh), and decode is bounded by those.
+// bf16 activations in the decode kernels on Hopper, which multiply f16: eight codes of 4 bits are unpacked to it in two instructions fewer than to
+// bf16 (weights/unpack.cuh), codes of 8 bits in a fifth of them, and one kernel serves both types.
 //
 //   x, bf16 ──× 2ˢ, rounded──▶ f16, in place        s: the largest |x| of the token in this CTA's slice comes to 2¹⁴ … 2¹⁵
 //   sums of a row tile ──× 2⁻ˢ──▶ partial sums

@@ -583,7 +583,7 @@ TEST_F(Gpu, QuantizesActivationsAsTheHost) {
     schemes.push_back({DType::s8, GroupShape::group(group), ZeroKind::integer});
   constexpr std::int64_t kShapes[][2] = {{1, 1},      {1, 4096},   {3, 100},    {7, 127},    {5, 129},    {64, 1000},
                                          {2, 8192},   {33, 2049},  {10, 14336}, {272, 4096}, {2300, 500}, {11, 40000},
-                                         {4300, 250}, {4353, 257}, {50, 28672}, {7, 53248}};
+                                         {4300, 250}, {4353, 257}, {20000, 64}, {50, 28672}, {7, 53248}};
   std::int64_t i = 0;
   for (const auto& [m, k] : kShapes)
     for (const ActScheme& scheme : schemes) {

@@ -236,7 +236,9 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   constexpr int kPartThreads = 256, kLeastThreads = 128;  // of a part of a divisible row; of a CTA with many rows
   constexpr int kMostParts = 65535;                       // of a grid's second dimension
   const bool many = task.m * vectors > std::int64_t{kMaxThreads} * sms;
-  const auto threads_for = [&](int each) { return ((vectors + each - 1) / each + 31) / 32 * 32; };
+  // With a known scale threads exchange nothing: teams of short rows are parts of a warp.
+  const int lanes = task.known && divisible && !online ? 1 : 32;
+  const auto threads_for = [&](int each) { return ((vectors + each - 1) / each + lanes - 1) / lanes * lanes; };
   const bool row_of_a_cta = whole && !grouped && !divisible && kernels.long_whole != nullptr;
   if (row_of_a_cta && threads_for(kernels.many_vectors) > (many ? kWholeThreads : kMaxThreads) &&
       threads_for(2 * kernels.many_vectors) <= kMaxThreads)

@@ -1,5 +1,6 @@
 // The C interface: quantized matrices.
 #include "c_api/common.hpp"
+#include "core/error.hpp"
 #include "core/sizes.hpp"
 
 using namespace nibble;

@@ -9,10 +9,13 @@
 
 namespace nibble {
 
+/// error() of arguments of any types, compiled once.
+Status format_error(StatusCode code, fmt::string_view format, fmt::format_args args);
+
 /// error(StatusCode::invalid_argument, "K={} is not a multiple of group_size={}", k, g)
 template <class... Args>
 Status error(StatusCode code, fmt::format_string<Args...> format, Args&&... args) {
-  return {code, fmt::format(format, std::forward<Args>(args)...)};
+  return format_error(code, format, fmt::make_format_args(args...));
 }
 
 /// The Status of the exception that is being handled: io_error for resources that the system refused (memory, threads), else internal.

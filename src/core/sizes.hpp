@@ -7,7 +7,6 @@
 #include <string_view>
 #include <utility>
 
-#include "core/error.hpp"
 #include "nibble/conv.hpp"
 #include "nibble/tensor.hpp"
 
@@ -25,25 +24,13 @@ constexpr std::int64_t product(std::initializer_list<std::int64_t> sizes) {
 }
 
 /// Ok when every size, which has a name for the message, is in [least, kMaxSize].
-inline Status check_sizes(std::initializer_list<std::pair<std::string_view, std::int64_t>> sizes, std::int64_t least = 1) {
-  for (const auto& [what, size] : sizes)
-    if (size < least || size > kMaxSize)
-      return error(StatusCode::invalid_argument, "{}={} is outside [{}, {}]", what, size, least, kMaxSize);
-  return {};
-}
+Status check_sizes(std::initializer_list<std::pair<std::string_view, std::int64_t>> sizes, std::int64_t least = 1);
 
 /// Ok when the product of `sizes` is at most kMaxElements; the name is for the message: "A" of {m, k}.
-inline Status check_elements(std::string_view what, std::initializer_list<std::int64_t> sizes) {
-  if (product(sizes) <= kMaxElements) return {};
-  return error(StatusCode::invalid_argument, "{} would have {} elements; {} at most", what, fmt::join(sizes, "·"), kMaxElements);
-}
+Status check_elements(std::string_view what, std::initializer_list<std::int64_t> sizes);
 
 /// Ok for D[m,n] = A[m,k]·W[n,k]ᵀ of sizes that are supported.
-inline Status check_product(std::int64_t m, std::int64_t n, std::int64_t k) {
-  NIBBLE_RETURN_IF_ERROR(check_sizes({{"m_max", m}, {"N", n}, {"K", k}}));
-  NIBBLE_RETURN_IF_ERROR(check_elements("A", {m, k}));
-  return check_elements("D", {m, n});
-}
+Status check_product(std::int64_t m, std::int64_t n, std::int64_t k);
 
 /// Ok for a geometry and a batch of images of sizes that are supported.
 Status check_batch(const ConvGeometry& geometry, std::int64_t batch);

@@ -36,6 +36,10 @@ Status Status::with_context(std::string_view context) const {
   return status;
 }
 
+Status format_error(StatusCode code, fmt::string_view format, fmt::format_args args) {
+  return {code, fmt::vformat(format, args)};
+}
+
 Status caught() {
   // "out of memory" is short enough to be stored without allocation.
   try {

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/environment.hpp"
+#include "core/error.hpp"
 #include "core/sizes.hpp"
 #include "epilogue/epilogue.hpp"
 #include "kernels/cuda/launch/launch.hpp"

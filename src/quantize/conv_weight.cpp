@@ -2,6 +2,7 @@
 #include <cstring>
 #include <new>
 
+#include "core/error.hpp"
 #include "core/sizes.hpp"
 #include "nibble/quantize.hpp"
 #include "quantize/quantize_rows.hpp"

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/error.hpp"
 #include "core/sizes.hpp"
 #include "nibble/tensor.hpp"
 

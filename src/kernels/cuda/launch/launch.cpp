@@ -9,6 +9,7 @@
 #include <mutex>
 #include <span>
 
+#include "core/error.hpp"
 #include "core/sizes.hpp"
 #include "kernels/cuda/launch/im2col.hpp"
 #include "kernels/cuda/launch/probe.hpp"

@@ -166,8 +166,14 @@ View from_column_0(View view, std::int64_t n) {
   return view;
 }
 
-template <Multiply kMultiply, const PatchIsa* kPatches, const DepthwiseIsa* kPixels>
-Status run(const Kernel& self, const StepArgs& args) {
+/// How a row multiplies: depthwise pixels where it has those, else pixels as patches where the work has them, else prepared tokens.
+struct Products {
+  Multiply tokens;
+  const PatchIsa* patches;
+  const DepthwiseIsa* pixels;
+};
+
+Status convolve(const Kernel& self, const StepArgs& args, const Products& products) {
   const ConvWork work(self, args);
   const ConvGeometry& geometry = work.geometry();
   const PackedWeightData& weight = *args.weight;
@@ -198,7 +204,7 @@ Status run(const Kernel& self, const StepArgs& args) {
 
   const std::int64_t slots = std::clamp<std::int64_t>(static_cast<std::int64_t>(args.scratch.size() / work.scratch().total), 1,
                                                       args.executor->threads());
-  const Division division(work, batch, kPixels != nullptr ? 1 : (geometry.group_outputs() + rows - 1) / rows, slots);
+  const Division division(work, batch, products.pixels != nullptr ? 1 : (geometry.group_outputs() + rows - 1) / rows, slots);
   const auto run_task = [&](std::int64_t task, std::byte* scratch) {
     const std::int64_t range = task % division.ranges;
     const Part whole = work.part(task / division.ranges % division.groups);
@@ -231,7 +237,7 @@ Status run(const Kernel& self, const StepArgs& args) {
     const Patches patches = work.patches(scratch, chunk);
     if (patches.scales != nullptr)
       part.operands.a_scale = ConstTensorView(patches.row_scales, DType::f32, {1, geometry.k() / patches.block});
-    if constexpr (kPixels != nullptr) {
+    if (products.pixels != nullptr) {
       DepthwiseTask pixel_task = work.depthwise_task(patches, chunk, whole);
       auto* panel = reinterpret_cast<float*>(scratch + work.scratch().panel);
       const bool integers = args.act_scheme.codes != DType::none;
@@ -248,9 +254,9 @@ Status run(const Kernel& self, const StepArgs& args) {
       }
       pixel_task.floats = reinterpret_cast<float*>(scratch + work.scratch().prepared);
       pixel_task.sums = reinterpret_cast<float*>(scratch + work.scratch().sums);
-      kPixels->multiply(pixel_task);
+      products.pixels->multiply(pixel_task);
       Outputs(self.isa, part).store(pixel_task.sums, begin, 0, tokens);
-    } else if (kPatches != nullptr && work.multiplies_pixels()) {
+    } else if (products.patches != nullptr && work.multiplies_pixels()) {
       const Outputs outputs(self.isa, part);
       PatchTask patch_task = work.patch_task(patches, chunk, scratch + work.scratch().sums);
       patch_task.decoder = &decoder;
@@ -262,14 +268,14 @@ Status run(const Kernel& self, const StepArgs& args) {
       patch_task.bias = code_bias(weight.scheme.codes);
       patch_task.tile = even_tile(patches.columns, self.tile.m);
       patch_task.outputs = &outputs;
-      kPatches->sum_pixels(patch_task);
+      products.patches->sum_pixels(patch_task);
       for (std::int64_t block = begin, many = blocks_at_once(decoder); block < end; block += many)
-        kPatches->multiply(patch_task, block, std::min(block + many, end), std::min(block + 2 * many, end));
-    } else if constexpr (kMultiply != nullptr) {
+        products.patches->multiply(patch_task, block, std::min(block + many, end), std::min(block + 2 * many, end));
+    } else {
       PrepareTask prepared = prepare_task(self.form, part, self.tile.m);
       prepared.patches = &patches;
       for (std::int64_t m = 0; m < tokens; m += prepared.tile) prepare.of(self.form)(prepared, m);
-      kMultiply(self, part, decoder, begin, end);
+      products.tokens(self, part, decoder, begin, end);
     }
     if (!d.channels_last())
       transpose(static_cast<int>(d.width()), out, channels * d.width(), tokens, channels, d.at(chunk.image, first, n),
@@ -281,6 +287,11 @@ Status run(const Kernel& self, const StepArgs& args) {
     for (std::int64_t task = next.fetch_add(1); task < division.tasks(); task = next.fetch_add(1)) run_task(task, scratch);
   });
   return {};
+}
+
+template <Multiply kMultiply, const PatchIsa* kPatches, const DepthwiseIsa* kPixels>
+Status run(const Kernel& self, const StepArgs& args) {
+  return convolve(self, args, {kMultiply, kPatches, kPixels});
 }
 
 /// The linear layer on the patches of one group.

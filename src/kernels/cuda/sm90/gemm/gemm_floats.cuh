@@ -47,7 +47,7 @@ struct FloatProducts : GemmStages<T> {
   /// Whether a record's products complete before those of the next begin: required where sums are scaled, faster for n = 256, and
   /// necessary where registers do not suffice for two records.
   static constexpr bool kCompletes =
-      kScalesSums || T::kTokens == 256 || kBits == 8 || kFine || (kPath == ConstantsPath::integer_zeros && T::kTokens == 128);
+      kScalesSums || T::kTokens == 256 || (kBits == 8 && gpu_tile::are_floats(T::kWeight)) || kFine;
 
   /// Adds the products of the warpgroup's row block and its share of the pass's records.
   __device__ __forceinline__ void multiply(const Pass& pass, Cursor& from, Sums& acc) const {

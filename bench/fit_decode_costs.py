@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fits the cost model of the decode kernels to measured times.
 
-  bench/fit_decode_costs.py src/kernels/cuda/table/h200_decode_costs.inc bench/results/h200/survey-{wna16,groups,online,online-tokens,online-folds}.json
+  bench/fit_decode_costs.py src/kernels/cuda/table/h200_decode_costs.inc bench/results/h200/survey-{wna16,groups,8bit,online,online-tokens,online-folds}.json
 
 For each family of records the numbers of DecodeCost, such that the predicted times (decode_us in src/kernels/cuda/table/decode_cost.cpp) are as near
 to the measured ones as they can be, in the weighted mean of the squared logarithms. The rows of a family differ in the split, the stages and the

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fits the cost model of the wgmma kernels to measured times.
 
-  bench/fit_gpu_costs.py src/kernels/cuda/table/h200_costs.inc bench/results/h200/survey-{wna16,int8,fp8,fp8-blocks,groups,online,online-tokens,online-folds,f32,f32-groups}.json
+  bench/fit_gpu_costs.py src/kernels/cuda/table/h200_costs.inc bench/results/h200/survey-{wna16,int8,fp8,fp8-blocks,groups,8bit,online,online-tokens,online-folds,f32,f32-groups}.json
 
 For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/table/wgmma_cost.cpp) are as near
 to the measured ones as they can be, in the weighted mean of the squared logarithms: `fixed` of a launch, `pass` beside a pass's records, `step` of a record

@@ -27,6 +27,8 @@ using cuda::WgmmaFamily, cuda::WgmmaFeatures;
 constexpr std::string_view name(WgmmaFamily family) {
   switch (family) {
     case WgmmaFamily::floats: return "floats";
+    case WgmmaFamily::bytes: return "bytes";
+    case WgmmaFamily::bytes_bf16: return "bytes_bf16";
     case WgmmaFamily::float_folds: return "float_folds";
     case WgmmaFamily::float_patches: return "float_patches";
     case WgmmaFamily::pairs: return "pairs";
@@ -57,7 +59,7 @@ double steps_us(const Kernel& kernel, const Problem& p) {
 }
 
 WgmmaFamily decode_family(const Kernel& kernel, const Problem& p) {
-  return kernel.quantizes ? cuda::wna8_decode_family(p) : cuda::wna16_family(p);
+  return kernel.quantizes ? cuda::wna8_decode_family(p) : cuda::wna16_decode_family(p);
 }
 
 void print_features(const std::string& path) {
@@ -67,6 +69,7 @@ void print_features(const std::string& path) {
       const Kernel* kernel = find_kernel(kernel_name);
       if (kernel == nullptr || kernel->op != layer.problem.op) continue;  // a row that is gone
       if (kernel->isa == Isa::sm90 && kernel->configure != nullptr) {
+        if (layer.problem.a_dtype == DType::bf16) continue;  // as f16, and the time in which they become that
         const WgmmaFamily family = decode_family(*kernel, layer.problem);
         const cuda::DecodeFeatures f = cuda::decode_features(family, kernel->tile.m, cuda::gpu_of(layer.problem), layer.problem);
         fmt::print(

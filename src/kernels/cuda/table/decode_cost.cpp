@@ -49,6 +49,11 @@ constexpr FamilyCost kH200Costs[] = {
 #include "kernels/cuda/table/h200_decode_costs.inc"
 };
 
+/// Whether activations are 16-bit floats.
+bool multiplies_floats(WgmmaFamily family) {
+  return family == WgmmaFamily::floats || family == WgmmaFamily::float_folds || family == WgmmaFamily::bytes;
+}
+
 /// The room of a GPU that may not be in this machine. An H100 and an H200 have these clusters; other GPUs are scaled by their number of
 /// multiprocessors. A plan that runs asks the device itself (ring_room).
 RingRoom described_room(const GpuInfo& gpu) {
@@ -113,8 +118,7 @@ DecodeConfig asked_of_decode(const Problem& p, int tokens) { return {.tokens = t
 
 DecodeFeatures decode_features(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& p) {
   constexpr double kNever = 1e9;
-  const bool floats = family == WgmmaFamily::floats || family == WgmmaFamily::float_folds;
-  const int folds = floats ? 0 : family == WgmmaFamily::online_folds ? 4 : 1;
+  const int folds = multiplies_floats(family) ? 0 : family == WgmmaFamily::online_folds ? 4 : 1;
   const gpu_tile::Geometry weight = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k);
   const RingRoom room = room_beside_tiles(described_room(gpu), p);
   const Result<DecodeConfig> config = configure_decode(weight, folds, room, asked_of_decode(p, tokens));
@@ -142,6 +146,13 @@ double short_slots(const Problem& p) {
 
 namespace {
 
+/// The numbers of the GPU whose memory is more similar, or else of the other, if they were fitted there alone.
+const DecodeCost& fitted_cost(WgmmaFamily family, const GpuInfo& gpu) {
+  const auto* const here = std::ranges::find(kH100Costs, family, &FamilyCost::family);
+  const bool slow = gpu.read_gbytes_per_s <= std::sqrt(kH100GbytesPerS * kH200GbytesPerS);
+  return (slow && here != std::end(kH100Costs) ? here : std::ranges::find(kH200Costs, family, &FamilyCost::family))->cost;
+}
+
 /// How many times as long as with the fitted 4-bit integers multiplying a record and waiting for a short ring take, of 16-bit activations.
 struct Slower {
   double record, stall;
@@ -162,10 +173,9 @@ double narrow_us(const DecodeFeatures& features) {
 }  // namespace
 
 double decode_cost_us(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& p) {
-  const bool fast = gpu.read_gbytes_per_s > std::sqrt(kH100GbytesPerS * kH200GbytesPerS);
-  DecodeCost cost = std::ranges::find(fast ? kH200Costs : kH100Costs, family, &FamilyCost::family)->cost;
-  const bool floats = family == WgmmaFamily::floats || family == WgmmaFamily::float_folds;
-  if (floats) {
+  DecodeCost cost = fitted_cost(family, gpu);
+  const bool floats = multiplies_floats(family);
+  if (floats && family != WgmmaFamily::bytes) {
     const auto [record, stall] = slower(p.scheme.codes);
     cost.record_us *= record, cost.record16_us *= record, cost.stall_us *= stall;
   }

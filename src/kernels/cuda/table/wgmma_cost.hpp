@@ -10,7 +10,9 @@ namespace nibble::cuda {
 /// Families of kernels whose records take different times.
 enum class WgmmaFamily {
   floats,         // 16-bit activations; one scale and zero a record, of the common kinds
-  float_folds,    // the same activations; every other kind
+  bytes,          // the same, × integers of 8 bits
+  bytes_bf16,     // bf16 activations × integers of 8 bits, which are longer in becoming bf16
+  float_folds,    // 16-bit activations; every other kind
   float_patches,  // of a convolution: as `floats`
   pairs,          // f32 activations as pairs of f16; one scale a record
   pair_folds,     // the same; several

@@ -495,12 +495,20 @@ double decode_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
 }
 
 double decode_sm90_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
-  return decode_cost_us(wna16_family(p), tokens, gpu, p);
+  return decode_cost_us(wna16_decode_family(p), tokens, gpu, p);
 }
 
 WgmmaFamily wna16_family(const Problem& p) {
   if (!has_whole_records(p)) return WgmmaFamily::float_folds;
-  return p.op == Op::conv ? WgmmaFamily::float_patches : WgmmaFamily::floats;
+  if (p.op == Op::conv) return WgmmaFamily::float_patches;
+  if (gpu_tile::stored_codes(p.scheme.codes) != gpu_tile::Codes::u8) return WgmmaFamily::floats;
+  return p.a_dtype == DType::bf16 ? WgmmaFamily::bytes_bf16 : WgmmaFamily::bytes;
+}
+
+// bf16 activations become f16 (sm90/decode/decode_range.cuh), so that a record takes as long.
+WgmmaFamily wna16_decode_family(const Problem& p) {
+  const WgmmaFamily family = wna16_family(p);
+  return family == WgmmaFamily::bytes_bf16 ? WgmmaFamily::bytes : family;
 }
 
 namespace {

@@ -51,6 +51,8 @@ double decode_sm80_cost_us(const GpuInfo& gpu, const Problem& problem);
 double decode_sm90_cost_us(int tokens, const GpuInfo& gpu, const Problem& problem);
 /// The family of kernels of 16-bit activations that the records of a linear layer belong to.
 WgmmaFamily wna16_family(const Problem& problem);
+/// The same for the decode kernels.
+WgmmaFamily wna16_decode_family(const Problem& problem);
 /// Predicted microseconds of sm_90's wgmma kernels of 16-bit activations.
 WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& problem);

@@ -438,6 +438,19 @@ def gpu_survey(*surveys):
             "medians, the fastest kernel.\n")
 
 
+def ggml_products(data):
+    """A row per layer and type, a column per number of tokens: nibble's time, and how many times as long ggml's CPU backend takes."""
+    tokens = list(dict.fromkeys(r["tokens"] for r in data["results"]))
+    rows = {}
+    for r in data["results"]:
+        shape = f"{r['n']}×{r['k']}" + (f", {r['top_k']} of {r['experts']}" if r["experts"] > 1 else "")
+        rows.setdefault((f"{r['layer']}, {shape}", r["type"].upper()), {})[r["tokens"]] = r
+    body = [[layer, kind] + [f"{microseconds(row[t]['nibble_us'])} · **{row[t]['ggml_us'] / row[t]['nibble_us']:.2f}×**" for t in tokens]
+            for (layer, kind), row in rows.items()]
+    return (table(["layer", "type"] + [f"{t} token{'s' * (t > 1)}" for t in tokens], body)
+            + f"\n{data['cpu']}, {data['isa']}, {data['threads']} threads; ggml {data['ggml']}. nibble's time · ggml's over it. Cold weights, medians.\n")
+
+
 def by_turns(data):
     """A row per layer: the best round of the first kernel, and how many times as long the others' take."""
     first, *others = data["kernels"]
@@ -715,6 +728,7 @@ RENDERERS = {
     "gpu_online": gpu_online,
     "gpu_f32": gpu_f32,
     "by_turns": by_turns,
+    "ggml_products": ggml_products,
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),
             "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}

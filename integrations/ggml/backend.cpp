@@ -25,6 +25,10 @@ extern ggml_backend_buffer_type buffer_type;
 /// How activations are quantized, "s8g32"; null: they are multiplied as they are. NIBBLE_GGML_ACT_SCHEME, read once.
 const char* act_scheme = "s8g32";
 
+/// The types of weights that nibble multiplies: NIBBLE_GGML_TYPES, read once. Those that it is about as fast with as ggml, or faster, for any number of
+/// tokens, unless others are named.
+std::vector<ggml_type> types = {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0};
+
 // ---- Weights ----------------------------------------------------------------------------------------------------------------------
 
 /// The memory of a buffer and the weights in it. What is packed touches no page of the memory.
@@ -34,9 +38,25 @@ struct Buffer {
   std::vector<std::unique_ptr<Weight>> weights;
 };
 
-/// The limits that nibble has, and that a weight be a whole, dense matrix of a type it knows.
+/// Reads NIBBLE_GGML_TYPES: "all", or names of ggml's types with commas between them. False for a name that is none of them.
+bool choose_types(std::string_view names) {
+  types.clear();
+  for (bool more = true; more;) {
+    const std::size_t comma = names.find(',');
+    const std::string_view name = names.substr(0, comma);
+    const std::size_t before = types.size();
+    for (const Format& format : formats())
+      if (name == "all" || name == ggml_type_name(format.type)) types.push_back(format.type);
+    if (types.size() == before) return false;
+    more = comma != std::string_view::npos;
+    if (more) names.remove_prefix(comma + 1);
+  }
+  return true;
+}
+
+/// The limits that nibble has, and that a weight be a whole, dense matrix of a type it knows, or several of them, a layer's experts.
 bool is_weight(const ggml_tensor* t) {
-  return find_format(t->type) != nullptr && t->op == GGML_OP_NONE && t->view_src == nullptr && ggml_is_matrix(t) &&
+  return std::ranges::find(types, t->type) != types.end() && t->op == GGML_OP_NONE && t->view_src == nullptr && ggml_is_3d(t) &&
          ggml_is_contiguous(t) && !ggml_is_empty(t) && t->ne[0] <= NIB_MAX_SIZE && t->ne[1] <= NIB_MAX_SIZE &&
          t->ne[0] <= NIB_MAX_ELEMENTS / t->ne[1];
 }
@@ -64,8 +84,7 @@ void* buffer_base(ggml_backend_buffer* buffer) { return static_cast<Buffer*>(buf
 ggml_status buffer_init_tensor(ggml_backend_buffer* buffer, ggml_tensor* t) try {
   if (!is_weight(t)) return GGML_STATUS_SUCCESS;
   auto& weights = static_cast<Buffer*>(buffer->context)->weights;
-  weights.push_back(
-      std::make_unique<Weight>(*find_format(t->type), t->ne[1], t->ne[0], static_cast<std::byte*>(t->data), act_scheme));
+  weights.push_back(std::make_unique<Weight>(*t, static_cast<std::byte*>(t->data), act_scheme));
   t->extra = weights.back().get();
   return GGML_STATUS_SUCCESS;
 } catch (const std::bad_alloc&) {
@@ -146,13 +165,50 @@ constexpr nib_parallel_for parallel_for = nullptr;
 /// True when an operation is a product that nibble computes, wherever its weight will be.
 bool is_product(const ggml_tensor* op) {
   const ggml_tensor *w = op->src[0], *a = op->src[1];
-  return is_weight(w) && a->type == GGML_TYPE_F32 && a->nb[0] == sizeof(float) && a->nb[1] % sizeof(float) == 0 &&
-         (ggml_is_matrix(a) || ggml_is_contiguous(a)) && op->type == GGML_TYPE_F32 && ggml_is_contiguous(op);
+  if (!is_weight(w) || a->type != GGML_TYPE_F32 || op->type != GGML_TYPE_F32 || !ggml_is_contiguous(op)) return false;
+  if (op->op == GGML_OP_MUL_MAT)
+    return ggml_is_matrix(w) && a->nb[0] == sizeof(float) && a->nb[1] % sizeof(float) == 0 &&
+           (ggml_is_matrix(a) || ggml_is_contiguous(a));
+  const ggml_tensor* ids = op->src[2];  // [T,top_k]; a row of A for each token, or for each of its experts
+  return w->ne[2] > 1 && ggml_is_contiguous(a) && (a->ne[1] == 1 || a->ne[1] == ids->ne[0]) && a->ne[3] == 1 &&
+         ids->type == GGML_TYPE_I32 && ids->nb[0] % sizeof(std::int32_t) == 0 && ids->nb[1] % sizeof(std::int32_t) == 0 &&
+         ids->ne[0] <= kMaxExpertRows;
 }
 
 /// D = A·Wᵀ; false when nibble refuses: nib_last_error().
-bool multiply(Backend& backend, const Weight& weight, const ggml_tensor* d) {
+bool multiply(const nib_context* context, const Weight& weight, const ggml_tensor* d, std::byte* workspace) {
   const ggml_tensor* a = d->src[1];
+  const auto* from = static_cast<const float*>(a->data);
+  auto* to = static_cast<float*>(d->data);
+  const std::int64_t stride = ggml_is_contiguous(a) ? weight.k() : static_cast<std::int64_t>(a->nb[1] / sizeof(float));
+  const std::int64_t rows = ggml_nrows(a);
+  for (std::int64_t m = 0; m < rows; m += kMaxRows)
+    if (!weight.run(context, from + m * stride, stride, std::min(kMaxRows, rows - m), to + m * weight.n(), workspace))
+      return false;
+  return true;
+}
+
+/// The same of the experts that d's third source names.
+bool multiply_experts(const nib_context* context, const Weight& weight, const ggml_tensor* d, std::byte* workspace) {
+  const ggml_tensor *a = d->src[1], *ids = d->src[2];
+  const auto* from = static_cast<const float*>(a->data);
+  auto* to = static_cast<float*>(d->data);
+  const std::int64_t top_k = ids->ne[0], tokens = ids->ne[1], each = kMaxExpertRows / top_k;
+  for (std::int64_t t = 0; t < tokens; t += each) {
+    const std::int64_t count = std::min(each, tokens - t);
+    nib_view view =
+        nib_matrix(static_cast<const std::byte*>(ids->data) + t * static_cast<std::int64_t>(ids->nb[1]), NIB_S32, count, top_k);
+    view.strides[0] = static_cast<std::int64_t>(ids->nb[1] / sizeof(std::int32_t));
+    view.strides[1] = static_cast<std::int64_t>(ids->nb[0] / sizeof(std::int32_t));
+    if (!weight.run_experts(context, from + t * a->ne[1] * weight.k(), count * a->ne[1], view, to + t * top_k * weight.n(),
+                            workspace))
+      return false;
+  }
+  return true;
+}
+
+/// Whether the backend has a context for its threads, and as much scratch memory as a weight needs; if not, nib_last_error().
+bool is_ready(Backend& backend, const Weight& weight) {
   if (backend.context == nullptr) {
     const nib_context_desc desc{
         .struct_size = sizeof desc, .parallel_for = parallel_for, .user = &backend, .threads = backend.threads};
@@ -164,26 +220,17 @@ bool multiply(Backend& backend, const Weight& weight, const ggml_tensor* d) {
     backend.workspace = std::make_unique_for_overwrite<std::byte[]>(weight.workspace_bytes());
     backend.workspace_bytes = weight.workspace_bytes();
   }
-  const auto* from = static_cast<const float*>(a->data);
-  auto* to = static_cast<float*>(d->data);
-  const std::int64_t stride = ggml_is_contiguous(a) ? weight.k() : static_cast<std::int64_t>(a->nb[1] / sizeof(float));
-  const std::int64_t rows = ggml_nrows(a);
-  for (std::int64_t m = 0; m < rows; m += kMaxRows)
-    if (!weight.run(backend.context.get(), from + m * stride, stride, std::min(kMaxRows, rows - m), to + m * weight.n(),
-                    backend.workspace.get()))
-      return false;
   return true;
 }
 
-ggml_status mul_mat(Backend& backend, const ggml_tensor* d) {
+ggml_status compute(Backend& backend, const ggml_tensor* d) {
   const ggml_tensor* w = d->src[0];
   if (ggml_is_empty(d)) return GGML_STATUS_SUCCESS;
   const Weight* weight = weight_of(w);
   // A weight that had no buffer yet when the engine asked, and was placed elsewhere then, is packed for this product.
   std::unique_ptr<Weight> packed_now;
   if (weight == nullptr) {
-    packed_now =
-        std::make_unique<Weight>(*find_format(w->type), w->ne[1], w->ne[0], static_cast<std::byte*>(w->data), act_scheme);
+    packed_now = std::make_unique<Weight>(*w, static_cast<std::byte*>(w->data), act_scheme);
     packed_now->load();
     weight = packed_now.get();
   }
@@ -191,7 +238,9 @@ ggml_status mul_mat(Backend& backend, const ggml_tensor* d) {
     log_error(w->name, "the weight is not packed; the log says why, where it was loaded");
     return GGML_STATUS_FAILED;
   }
-  if (multiply(backend, *weight, d)) return GGML_STATUS_SUCCESS;
+  const auto product = d->op == GGML_OP_MUL_MAT ? multiply : multiply_experts;
+  if (is_ready(backend, *weight) && product(backend.context.get(), *weight, d, backend.workspace.get()))
+    return GGML_STATUS_SUCCESS;
   log_error(d->name, nib_last_error());
   return GGML_STATUS_FAILED;
 }
@@ -199,8 +248,9 @@ ggml_status mul_mat(Backend& backend, const ggml_tensor* d) {
 ggml_status backend_graph_compute(ggml_backend* backend, ggml_cgraph* graph) try {
   for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
     const ggml_tensor* node = ggml_graph_node(graph, i);
-    if (node->op != GGML_OP_MUL_MAT || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;  // views compute nothing
-    if (const ggml_status status = mul_mat(*static_cast<Backend*>(backend->context), node); status != GGML_STATUS_SUCCESS)
+    const bool is_a_product = node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID;
+    if (!is_a_product || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;  // views compute nothing
+    if (const ggml_status status = compute(*static_cast<Backend*>(backend->context), node); status != GGML_STATUS_SUCCESS)
       return status;
   }
   return GGML_STATUS_SUCCESS;
@@ -260,7 +310,8 @@ bool device_supports_op(ggml_backend_device*, const ggml_tensor* op) {
     case GGML_OP_VIEW:
     case GGML_OP_PERMUTE:
     case GGML_OP_TRANSPOSE: return true;
-    case GGML_OP_MUL_MAT: {
+    case GGML_OP_MUL_MAT:
+    case GGML_OP_MUL_MAT_ID: {
       const ggml_backend_buffer* buffer = op->src[0]->buffer;
       return is_product(op) && (buffer == nullptr || buffer->buft == &buffer_type);
     }
@@ -330,6 +381,13 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg* ggml_backend
                                           .c_str());
       return nullptr;
     }
+  }
+  if (const char* given = std::getenv("NIBBLE_GGML_TYPES"); given != nullptr && !choose_types(given)) {
+    std::string known;
+    for (const Format& format : formats()) known += (known.empty() ? "" : ", ") + std::string(ggml_type_name(format.type));
+    log_error("the backend is off",
+              ("NIBBLE_GGML_TYPES is '" + std::string(given) + "': all, or some of " + known + ", with commas").c_str());
+    return nullptr;
   }
   return registration();
 }

@@ -54,12 +54,6 @@ void eight_scales_and_minima(const Byte* head, void* scales, void* offsets) {
   }
 }
 
-/// Sixteen scales of 8 bits, then their factor in f16: 19 bits.
-void sixteen_scales(const Byte* head, void* scales, void*) {
-  const float d = f16(head + 16);
-  for (int i = 0; i < 16; ++i) static_cast<float*>(scales)[i] = d * static_cast<float>(static_cast<std::int8_t>(head[i]));
-}
-
 constexpr Format kFormats[] = {
     {GGML_TYPE_Q4_0, "u4b8g32", 32, 18, 32, 0, 2, NIB_F16, false, 4, 0, halves(2), {}, scale_alone},
     {GGML_TYPE_Q4_1, "u4og32", 32, 20, 32, 0, 4, NIB_F16, true, 4, 0, halves(4), {}, scale_and_offset},
@@ -80,17 +74,14 @@ constexpr Format kFormats[] = {
      {},
      scale_alone},
     {GGML_TYPE_Q4_K, "u4og32", 256, 144, 32, 0, 16, NIB_F32, true, 4, 0, halves_of_64(16), {}, eight_scales_and_minima},
-    {GGML_TYPE_Q5_K, "u5og32", 256, 176, 32, 0, 16, NIB_F32, true, 4, 1, halves_of_64(48),
-     places(256, [](int i) { return place(16 + i % 32, i / 32); }), eight_scales_and_minima},
-    {GGML_TYPE_Q6_K, "u6b32g16", 256, 210, 16, 192, 18, NIB_F32, false, 4, 2,
-     places(256, [](int i) { return place(i / 128 * 64 + i % 64, i / 64 % 2 * 4); }),
-     places(256, [](int i) { return place(128 + i / 128 * 32 + i % 32, i / 32 % 4 * 2); }), sixteen_scales},
 };
 
 const Byte* bytes(const std::byte* at) { return reinterpret_cast<const Byte*>(at); }
 Byte* bytes(std::byte* at) { return reinterpret_cast<Byte*>(at); }
 
 }  // namespace
+
+std::span<const Format> formats() { return kFormats; }
 
 const Format* find_format(ggml_type type) {
   for (const Format& format : kFormats)

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 namespace nibble::ggml {
 
@@ -42,6 +43,8 @@ struct Format {
   std::size_t row_bytes(std::int64_t k) const { return static_cast<std::size_t>(k / length) * static_cast<std::size_t>(bytes); }
 };
 
+/// Those that nibble can take.
+std::span<const Format> formats();
 /// The format of a type; null for a type whose numbers no scheme of nibble holds.
 const Format* find_format(ggml_type type);
 

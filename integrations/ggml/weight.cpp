@@ -13,52 +13,90 @@ void log_error(const char* what, const char* reason) {
 }
 
 void Weight::write(const std::byte* data, std::size_t offset, std::size_t size) {
+  const std::size_t each = matrix_bytes();
+  bool fails = false;
   std::vector<std::byte> whole;
-  if (size != bytes()) {
-    whole.resize(bytes());
-    read(whole.data(), 0, whole.size());
-    std::copy_n(data, size, whole.data() + offset);
-    data = whole.data();
+  for (const std::size_t end = offset + size; offset < end;) {
+    const std::size_t i = offset / each, begin = offset % each, part = std::min(end - offset, each - begin);
+    const std::byte* blocks = data;
+    if (part != each) {
+      whole.resize(each);
+      read_matrix(i, whole.data());
+      std::copy_n(data, part, whole.data() + begin);
+      blocks = whole.data();
+    }
+    if (!pack(i, blocks)) {
+      if (!fails) log_error("a weight cannot be packed", nib_last_error());
+      fails = true;
+      matrices_[i].reset();
+      if (blocks != memory_ + i * each) std::copy_n(blocks, each, memory_ + i * each);
+    }
+    data += part;
+    offset += part;
   }
-  if (!pack(data)) {
-    log_error("a weight cannot be packed", nib_last_error());
-    plan_.reset();
-    weight_.reset();
-    if (data != memory_) std::copy_n(data, bytes(), memory_);
-  }
+  plan_.reset();
+  grouped_plan_.reset();
+  const bool complete = std::ranges::all_of(matrices_, [](const auto& matrix) { return matrix != nullptr; });
+  if (complete && !plan()) log_error("a weight cannot be used", nib_last_error());
 }
 
-bool Weight::pack(const std::byte* blocks) {
-  nib_weight* weight = nullptr;
-  nib_plan* plan = nullptr;
-  const QTensor q = decode(format_, n_, k_, blocks);
-  if (q == nullptr) return false;
-  const nib_linear_desc linear{.struct_size = sizeof linear, .act_scheme = act_scheme_, .m_max = kMaxRows};
+bool Weight::pack(std::size_t i, const std::byte* blocks) {
+  const nib_linear_desc linear{
+      .struct_size = sizeof linear, .act_scheme = act_scheme_, .m_max = matrices_.size() == 1 ? kMaxRows : kMaxExpertRows};
   const nib_pack_desc desc{.struct_size = sizeof desc, .linear = &linear};
-  if (nib_pack(q.get(), &desc, &weight) != NIB_OK) return false;
-  weight_.reset(weight);
-  if (nib_plan_linear(weight, nullptr, nullptr, &plan) != NIB_OK) return false;
-  plan_.reset(plan);
-  if (format_.scale != NIB_F16) {
-    heads_.resize(static_cast<std::size_t>(n_ * (k_ / format_.length)) * static_cast<std::size_t>(format_.head_bytes));
-    copy_heads(format_, n_, k_, blocks, heads_.data());
-  }
-  return nib_plan_workspace_size(plan, &workspace_bytes_) == NIB_OK;
+  nib_weight* weight = nullptr;
+  const QTensor q = decode(format_, n_, k_, blocks);
+  if (q == nullptr || nib_pack(q.get(), &desc, &weight) != NIB_OK) return false;
+  matrices_[i].reset(weight);
+  if (!heads_.empty()) copy_heads(format_, n_, k_, blocks, heads_.data() + i * matrix_heads());
+  return true;
 }
 
-void Weight::read(std::byte* data, std::size_t offset, std::size_t size) const {
-  if (!packed()) {
-    std::copy_n(memory_ + offset, size, data);
+bool Weight::plan() {
+  if (matrices_.size() == 1) {
+    nib_plan* plan = nullptr;
+    if (nib_plan_linear(matrices_[0].get(), nullptr, nullptr, &plan) != NIB_OK) return false;
+    plan_.reset(plan);
+    return nib_plan_workspace_size(plan, &workspace_bytes_) == NIB_OK;
+  }
+  std::vector<const nib_weight*> all;
+  for (const auto& matrix : matrices_) all.push_back(matrix.get());
+  nib_experts* experts = nullptr;
+  if (nib_experts_of(all.data(), all.size(), &experts) != NIB_OK) return false;
+  experts_.reset(experts);
+  nib_grouped_plan* plan = nullptr;
+  if (nib_plan_grouped(experts, nullptr, nullptr, &plan) != NIB_OK) return false;
+  grouped_plan_.reset(plan);
+  return nib_grouped_plan_ids_workspace_size(plan, &workspace_bytes_) == NIB_OK;
+}
+
+void Weight::read_matrix(std::size_t i, std::byte* blocks) const {
+  if (matrices_[i] == nullptr) {
+    std::copy_n(memory_ + i * matrix_bytes(), matrix_bytes(), blocks);
     return;
   }
   nib_qtensor* q = nullptr;
-  std::vector<std::byte> whole(size == bytes() ? 0 : bytes());
-  std::byte* blocks = whole.empty() ? data : whole.data();
-  const bool unpacked = nib_unpack(weight_.get(), &q) == NIB_OK;
+  const bool unpacked = nib_unpack(matrices_[i].get(), &q) == NIB_OK;
   const QTensor owner(q);
-  if (!unpacked || !encode(format_, q, heads_.empty() ? nullptr : heads_.data(), blocks))
+  if (!unpacked || !encode(format_, q, heads_.empty() ? nullptr : heads_.data() + i * matrix_heads(), blocks))
     GGML_ABORT("nibble: a packed weight cannot be read: %s", nib_last_error());
-  if (!whole.empty()) std::copy_n(blocks + offset, size, data);
+}
+
+void Weight::read(std::byte* data, std::size_t offset, std::size_t size) const {
+  const std::size_t each = matrix_bytes();
+  std::vector<std::byte> whole;
+  for (const std::size_t end = offset + size; offset < end;) {
+    const std::size_t i = offset / each, begin = offset % each, part = std::min(end - offset, each - begin);
+    if (part == each) {
+      read_matrix(i, data);
+    } else {
+      whole.resize(each);
+      read_matrix(i, whole.data());
+      std::copy_n(whole.data() + begin, part, data);
+    }
+    data += part;
+    offset += part;
+  }
 }
 
 bool Weight::run(const nib_context* context, const float* a, std::int64_t a_stride, std::int64_t m, float* d,
@@ -67,7 +105,16 @@ bool Weight::run(const nib_context* context, const float* a, std::int64_t a_stri
   a_view.strides[0] = a_stride;
   const nib_view d_view = nib_matrix(d, NIB_F32, m, n_);
   const nib_operands operands{.struct_size = sizeof operands, .context = context, .a = &a_view, .d = &d_view};
-  return nib_plan_run(plan_.get(), weight_.get(), &operands, workspace, workspace_bytes_, nullptr) == NIB_OK;
+  return nib_plan_run(plan_.get(), matrices_[0].get(), &operands, workspace, workspace_bytes_, nullptr) == NIB_OK;
+}
+
+bool Weight::run_experts(const nib_context* context, const float* a, std::int64_t a_rows, const nib_view& ids, float* d,
+                         std::byte* workspace) const {
+  const nib_view a_view = nib_matrix(a, NIB_F32, a_rows, k_), d_view = nib_matrix(d, NIB_F32, ids.shape[0] * ids.shape[1], n_);
+  const nib_expert_rows rows{.struct_size = sizeof rows, .ids = &ids};
+  const nib_operands operands{.struct_size = sizeof operands, .context = context, .a = &a_view, .d = &d_view};
+  return nib_grouped_plan_run(grouped_plan_.get(), experts_.get(), &rows, &operands, workspace, workspace_bytes_, nullptr) ==
+         NIB_OK;
 }
 
 }  // namespace nibble::ggml

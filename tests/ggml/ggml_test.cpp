@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <numeric>
 #include <random>
 #include <string>
 #include <string_view>
@@ -17,8 +18,7 @@
 
 namespace {
 
-constexpr ggml_type kTypes[] = {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
-                                GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K};
+constexpr ggml_type kTypes[] = {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K};
 
 /// The test runs once for int8 activations and once, NIBBLE_GGML_ACT_SCHEME=none, for activations as they are.
 bool quantizes() {
@@ -27,7 +27,7 @@ bool quantizes() {
 }
 
 ggml_backend_dev_t nibble_device() {
-  static const ggml_backend_reg_t loaded = ggml_backend_load(NIBBLE_GGML_BACKEND);
+  static const ggml_backend_reg_t loaded = (setenv("NIBBLE_GGML_TYPES", "all", 1), ggml_backend_load(NIBBLE_GGML_BACKEND));
   return loaded == nullptr ? nullptr : ggml_backend_reg_dev_get(loaded, 0);
 }
 
@@ -64,8 +64,32 @@ struct Blocks {
   std::vector<float> values;
 };
 
+/// Which experts there are, and how many of them a token goes through, each with a row of A of its own or with the token's.
+struct Experts {
+  std::int64_t count, top_k;
+  bool own_rows;
+};
+
 /// A product of a weight in nibble's memory, and activations and a result in the CPU's.
 struct Product {
+  Product(ggml_type type, std::int64_t n, std::int64_t k, std::int64_t tokens, Experts experts)
+      : weights(make_context()), others(make_context()) {
+    w = ggml_new_tensor_3d(weights.get(), type, k, n, experts.count);
+    a = ggml_new_tensor_3d(others.get(), GGML_TYPE_F32, k, experts.own_rows ? experts.top_k : 1, tokens);
+    // The first ids of a row for every expert, as a router has them.
+    ggml_tensor* all = ggml_new_tensor_2d(others.get(), GGML_TYPE_I32, experts.count, tokens);
+    ids = ggml_view_2d(others.get(), all, experts.top_k, tokens, all->nb[1], 0);
+    d = ggml_mul_mat_id(others.get(), w, a, ids);
+    graph = ggml_new_graph(others.get());
+    ggml_build_forward_expand(graph, d);
+    std::mt19937 random(5);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      std::vector<std::int32_t> order(experts.count);
+      std::iota(order.begin(), order.end(), 0);
+      std::ranges::shuffle(order, random);
+      routing.insert(routing.end(), order.begin(), order.end());
+    }
+  }
   Product(ggml_type type, std::int64_t n, std::int64_t k, std::array<std::int64_t, 3> m, std::int64_t row = 0)
       : weights(make_context()), others(make_context()) {
     w = ggml_new_tensor_2d(weights.get(), type, k, n);
@@ -85,6 +109,12 @@ struct Product {
     other_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(others.get(), ggml_backend_dev_buffer_type(cpu_device())));
     activations = random_floats(ggml_nelements(a->view_src == nullptr ? a : a->view_src), 2, 1.0f);
     ggml_backend_tensor_set(a->view_src == nullptr ? a : a->view_src, activations.data(), 0, activations.size() * sizeof(float));
+    if (ids != nullptr) ggml_backend_tensor_set(ids->view_src, routing.data(), 0, routing.size() * sizeof(std::int32_t));
+  }
+  /// The row of A that row i of D is a product of, and the matrix.
+  std::int64_t row_of(std::int64_t i) const { return ids != nullptr && a->ne[1] == 1 ? i / ids->ne[0] : i; }
+  std::int64_t matrix_of(std::int64_t i) const {
+    return ids == nullptr ? 0 : routing[i / ids->ne[0] * w->ne[2] + i % ids->ne[0]];
   }
   std::vector<float> run(ggml_backend_dev_t device, int threads = 2) {
     const ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
@@ -97,9 +127,10 @@ struct Product {
 
   ggml_context_ptr weights, others;
   ggml_backend_buffer_ptr weight_buffer, other_buffer;
-  ggml_tensor *w, *a, *d;
+  ggml_tensor *w, *a, *d, *ids = nullptr;
   ggml_cgraph* graph;
   std::vector<float> activations;
+  std::vector<std::int32_t> routing;
 };
 
 /// What a result may differ from the product of the same weights in f64.
@@ -110,7 +141,7 @@ struct Bound {
 
 /// Compares both backends with f64, one output after the other.
 void check(Product& product, const Blocks& blocks) {
-  const std::int64_t n = product.w->ne[1], k = product.w->ne[0], m = ggml_nrows(product.a);
+  const std::int64_t n = product.w->ne[1], k = product.w->ne[0], m = ggml_nrows(product.d);
   const std::int64_t row = ggml_is_contiguous(product.a) ? k : static_cast<std::int64_t>(product.a->nb[1] / sizeof(float));
   ASSERT_TRUE(ggml_backend_dev_supports_op(nibble_device(), product.d));
   product.place(ggml_backend_dev_buffer_type(nibble_device()), blocks.bytes);
@@ -123,7 +154,8 @@ void check(Product& product, const Blocks& blocks) {
   const std::int64_t their_block = ggml_blck_size(product.w->type);
   double our_error = 0, their_error = 0;
   for (std::int64_t i = 0; i < m; ++i) {
-    const float* a = product.activations.data() + i * row;
+    const float* a = product.activations.data() + product.row_of(i) * row;
+    const float* matrix = blocks.values.data() + product.matrix_of(i) * n * k;
     std::vector<double> step(k), their_step(k);  // the largest error of an activation
     const auto largest = [&](std::int64_t channel, std::int64_t block) {
       double value = 0;
@@ -137,7 +169,7 @@ void check(Product& product, const Blocks& blocks) {
       their_step[c] = largest(c, their_block) * (1.0 / 254 * (1 + 1e-6) + (their_block == 32 ? std::ldexp(1.0, -11) : 0));
     }
     for (std::int64_t j = 0; j < n; ++j) {
-      const float* w = blocks.values.data() + j * k;
+      const float* w = matrix + j * k;
       double exact = 0, quantization = 0, their_quantization = 0, magnitude = 0;
       for (std::int64_t c = 0; c < k; ++c) {
         double widest = 0;  // of the group: scale · code and an offset, which are added apart, are at most twice as large
@@ -197,6 +229,25 @@ TEST_P(GgmlProducts, TakeRowsThatLieApart) {
   check(product, Blocks(GetParam(), 40, 256));
 }
 
+TEST_P(GgmlProducts, OfExpertsAreWithinTheirBounds) {
+  struct Shape {
+    std::int64_t n, k, tokens;
+    Experts experts;
+  };
+  for (const auto& [n, k, tokens, experts] : {Shape{40, 256, 1, {8, 3, false}}, Shape{40, 256, 1, {8, 3, true}},
+                                              Shape{33, 512, 9, {5, 2, false}}, Shape{33, 512, 50, {5, 2, true}}}) {
+    SCOPED_TRACE(testing::Message() << experts.count << " of W[" << n << "," << k << "], " << tokens << " tokens, "
+                                    << experts.top_k << (experts.own_rows ? " rows each" : " experts each"));
+    Product product(GetParam(), n, k, tokens, experts);
+    check(product, Blocks(GetParam(), n * experts.count, k));
+  }
+}
+
+TEST_P(GgmlProducts, OfExpertsTakeMoreRowsThanAPlanDoes) {
+  Product product(GetParam(), 3, 256, 700, {7, 6, false});
+  check(product, Blocks(GetParam(), 3 * 7, 256));
+}
+
 TEST_P(GgmlProducts, HaveTheSameBitsOnAnyNumberOfThreads) {
   const Blocks blocks(GetParam(), 100, 512);
   Product product(GetParam(), 100, 512, {9, 1, 1});
@@ -215,10 +266,10 @@ TEST_P(GgmlProducts, TakeAWeightThatIsPlacedLater) {
   EXPECT_EQ(product.run(nibble_device()), packed);
 }
 
-TEST_P(GgmlProducts, GiveTheBlocksBack) {
+void give_the_blocks_back(ggml_type type, std::int64_t matrices) {
   const std::int64_t n = 7, k = 512;
   const ggml_context_ptr context = make_context();
-  ggml_tensor* w = ggml_new_tensor_2d(context.get(), GetParam(), k, n);
+  ggml_tensor* w = ggml_new_tensor_3d(context.get(), type, k, n, matrices);
   ggml_tensor* row = ggml_view_2d(context.get(), w, k, 1, w->nb[1], 2 * w->nb[1]);
   const ggml_backend_buffer_ptr buffer(
       ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_dev_buffer_type(nibble_device())));
@@ -232,7 +283,7 @@ TEST_P(GgmlProducts, GiveTheBlocksBack) {
   ggml_backend_tensor_get(w, back.data(), 0, back.size());
   EXPECT_EQ(back, bytes);
 
-  const std::size_t begin = w->nb[1] + 5, size = 3 * w->nb[1] + 1;
+  const std::size_t begin = w->nb[1] + 5, size = (matrices > 1 ? 9 : 3) * w->nb[1] + 1;  // of experts into the next one
   for (std::size_t i = begin; i < begin + size; ++i) bytes[i] ^= 0x5a;
   ggml_backend_tensor_set(w, bytes.data() + begin, begin, size);
   ggml_backend_tensor_get(w, back.data(), 0, back.size());
@@ -246,6 +297,14 @@ TEST_P(GgmlProducts, GiveTheBlocksBack) {
   back.resize(bytes.size());
   ggml_backend_tensor_get(w, back.data(), 0, back.size());
   EXPECT_EQ(back, std::vector<std::uint8_t>(bytes.size(), 0x11));
+}
+
+/// Those of a matrix, and of three, the first of which is that matrix.
+TEST_P(GgmlProducts, GiveTheBlocksBack) {
+  for (const std::int64_t matrices : {1, 3}) {
+    SCOPED_TRACE(testing::Message() << matrices << " matrices");
+    give_the_blocks_back(GetParam(), matrices);
+  }
 }
 
 TEST(GgmlBackend, IsAnAcceleratorWithMemoryOfItsOwnForWeights) {
@@ -270,6 +329,12 @@ TEST(GgmlBackend, RefusesWhatItDoesNotMultiply) {
     EXPECT_FALSE(supports(ggml_mul_mat(c, tensor(type, 64, 48), a))) << ggml_type_name(type);
   EXPECT_FALSE(supports(ggml_mul_mat(c, tensor(GGML_TYPE_Q4_0, 64, 48, 2), tensor(GGML_TYPE_F32, 64, 4, 2))))
       << "weights in batches";
+  ggml_tensor* experts = tensor(GGML_TYPE_Q4_0, 64, 48, 6);
+  ggml_tensor* ids = ggml_new_tensor_2d(c, GGML_TYPE_I32, 4, 3);
+  EXPECT_TRUE(supports(ggml_mul_mat_id(c, experts, tensor(GGML_TYPE_F32, 64, 4, 3), ids)));
+  EXPECT_FALSE(supports(ggml_mul_mat_id(c, experts, tensor(GGML_TYPE_F32, 64, 2, 3), ids))) << "rows for every other expert";
+  EXPECT_FALSE(supports(ggml_mul_mat_id(c, tensor(GGML_TYPE_F32, 64, 48, 6), tensor(GGML_TYPE_F32, 64, 4, 3), ids)))
+      << "f32 experts";
   EXPECT_FALSE(supports(ggml_mul_mat(c, w, tensor(GGML_TYPE_F16, 64, 4)))) << "f16 activations";
   EXPECT_FALSE(supports(ggml_mul_mat(c, w, ggml_permute(c, tensor(GGML_TYPE_F32, 64, 4, 2), 0, 2, 1, 3)))) << "permuted batches";
   EXPECT_FALSE(supports(ggml_mul_mat(c, ggml_view_2d(c, w, 64, 8, w->nb[1], 0), a))) << "a part of a weight";
@@ -374,6 +439,25 @@ TEST(GgmlBackend, LeavesOtherOperationsOnItsMemoryToTheCpuBackend) {
   EXPECT_EQ(values, std::vector(blocks.values.begin() + which * k, blocks.values.begin() + (which + 1) * k));
 }
 
+TEST(GgmlBackend, TakesTheTypesThatAreNamed) {
+  const auto takes = [](const char* names, std::vector<ggml_type> expected) {
+    names != nullptr ? setenv("NIBBLE_GGML_TYPES", names, 1) : unsetenv("NIBBLE_GGML_TYPES");
+    const ggml_backend_dev_t device = ggml_backend_reg_dev_get(ggml_backend_load(NIBBLE_GGML_BACKEND), 0);
+    const ggml_context_ptr c = make_context();
+    std::vector<ggml_type> taken;
+    for (const ggml_type type : kTypes) {
+      ggml_tensor* product =
+          ggml_mul_mat(c.get(), ggml_new_tensor_2d(c.get(), type, 256, 8), ggml_new_tensor_2d(c.get(), GGML_TYPE_F32, 256, 1));
+      if (ggml_backend_dev_supports_op(device, product)) taken.push_back(type);
+    }
+    std::exit(taken == expected ? 0 : 1);
+  };
+  // Each in a process that has not loaded the backend.
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(takes(nullptr, {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0}), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(takes("q5_0,q4_K", {GGML_TYPE_Q5_0, GGML_TYPE_Q4_K}), testing::ExitedWithCode(0), "");
+}
+
 TEST(GgmlBackend, IsOffWhereTheEnvironmentIsWrong) {
   const auto refused = [](const char* name, const char* value) {
     setenv(name, value, 1);
@@ -381,6 +465,8 @@ TEST(GgmlBackend, IsOffWhereTheEnvironmentIsWrong) {
   };
   EXPECT_EXIT(refused("NIBBLE_GGML_ACT_SCHEME", "s4"), testing::ExitedWithCode(0),
               "NIBBLE_GGML_ACT_SCHEME is 's4': s8g32 multiplies");
+  EXPECT_EXIT(refused("NIBBLE_GGML_TYPES", "q4_0,q3_K"), testing::ExitedWithCode(0),
+              "NIBBLE_GGML_TYPES is 'q4_0,q3_K': all, or some of q4_0, q4_1, ");
   EXPECT_EXIT(refused("NIBBLE_ISA", "sse9"), testing::ExitedWithCode(0), "the backend is off: .*sse9");
 }
 

@@ -162,12 +162,12 @@ Slower slower(DType codes) {
   return gpu_tile::stored_bits(codes) == 8 ? Slower{2.0, 1.5} : Slower{1.0, 1.0};
 }
 
-/// What bf16 activations take to become f16 (sm90/decode/decode_range.cuh), in a launch: of one token as measured on an H200, of more computed
-/// from the instructions of a channel. The fitted costs are those of f16.
+/// What bf16 activations take to become f16 (sm90/decode/decode_range.cuh), in a launch: as measured with 1 to 8 tokens on an H200, beside the
+/// instructions of a channel, which are computed. The fitted costs are those of f16.
 double narrow_us(const DecodeFeatures& features) {
-  constexpr double kUs = 0.5, kChannelUs = 2e-5;
+  constexpr double kUs = 0.5, kTokenUs = 0.2, kChannelUs = 2e-5;
   const double channels = features.records / std::max(1.0, static_cast<double>(features.rounds)) * gpu_tile::kChannels;
-  return features.launches * (kUs + kChannelUs * features.tokens * channels);
+  return features.launches * (kUs + kTokenUs * (features.tokens - 1) + kChannelUs * features.tokens * channels);
 }
 
 }  // namespace

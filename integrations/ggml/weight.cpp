@@ -36,6 +36,7 @@ void Weight::write(const std::byte* data, std::size_t offset, std::size_t size) 
   }
   plan_.reset();
   grouped_plan_.reset();
+  experts_.reset();
   const bool complete = std::ranges::all_of(matrices_, [](const auto& matrix) { return matrix != nullptr; });
   if (complete && !plan()) log_error("a weight cannot be used", nib_last_error());
 }

@@ -279,7 +279,7 @@ double floats_cost_us(const Kernel& self, const Problem& p) {
   const PassShape shape{.blocks = blocks, .depth = 1, .even = true};
   const WgmmaFeatures features =
       wgmma_features(WgmmaFamily::s8, self.tile, shape, gpu, p, gpu_w8::geometry(p.scheme, p.n, p.k).total_bytes(), 16);
-  // Fitted to seven pointwise layers of 64 to 512 channels on an H200: 4 % off in the median, 16 % at worst.
+  // Fitted to bench/shapes/pointwise.txt on an H200: 4 % off in the median, 16 % at worst.
   const WgmmaCost cost = blocks == 1 ? WgmmaCost{.fixed_us = 1.3f, .pass_us = 1.2f, .step_us = 0.95f}
                                      : WgmmaCost{.fixed_us = 0.6f, .pass_us = 1.6f, .step_us = 1.15f};
   return wgmma_cost_us(cost, features);

@@ -30,3 +30,17 @@ function(nibble_hardened target)
   target_compile_options(${target} PRIVATE ${options})
   target_link_options(${target} PRIVATE LINKER:-z,relro,-z,now)
 endfunction()
+
+# Adds sources of one directory, which NIBBLE_UNITY_BUILD compiles as one: what they all instantiate, nlohmann-json's parser first, is then
+# compiled once. In their anonymous namespaces no two may have the same name.
+function(nibble_sources target)
+  target_sources(${target} PRIVATE ${ARGN})
+  if(NIBBLE_UNITY_BUILD)
+    cmake_path(ABSOLUTE_PATH ARGV1 OUTPUT_VARIABLE directory)
+    cmake_path(RELATIVE_PATH directory BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+    cmake_path(GET directory PARENT_PATH directory)
+    string(MAKE_C_IDENTIFIER ${directory} group)
+    set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${group})
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  endif()
+endfunction()

@@ -127,7 +127,7 @@ Status compare(const MoeCase& layer, const Weights& weights, const Memory& memor
 }
 
 // The layer packed, as many copies as leave the caches.
-struct Packed {
+struct PackedLayer {
   std::vector<PackedExperts> gate_up, down;
 
   std::vector<std::span<const std::byte>> bytes() const {
@@ -139,13 +139,13 @@ struct Packed {
   }
   std::size_t expert_bytes() const { return gate_up.front()[0].bytes().size() + down.front()[0].bytes().size(); }
 };
-Result<Packed> pack_all(const MoeCase& layer, const Weights& weights, DType type, const BenchSpec& spec, BenchMachine& machine) {
+Result<PackedLayer> pack_all(const MoeCase& layer, const Weights& weights, DType type, const BenchSpec& spec, BenchMachine& machine) {
   const std::int64_t most = *std::ranges::max_element(layer.m);
   const LinearSpec second{.a_dtype = type, .m_max = most, .act_scheme = layer.scheme.act, .accumulation = spec.accumulation};
   LinearSpec first = second;
   first.epilogue = {.activation = Activation::silu, .glu = true, .out = type};
   const PackOptions options{.kernel = spec.kernel, .executor = &machine.executor(), .backend = machine.backend()};
-  Packed packed;
+  PackedLayer packed;
   for (std::size_t copies = 1; packed.down.size() < copies;) {
     for (const bool gate_up : {true, false}) {
       auto made = pack_experts(
@@ -161,7 +161,7 @@ Result<Packed> pack_all(const MoeCase& layer, const Weights& weights, DType type
 }
 
 // One routing of some tokens: the plan, the time of its calls, the result.
-Result<std::vector<BenchResult>> bench_tokens(const MoeCase& layer, const Weights& weights, const Packed& packed, DType type,
+Result<std::vector<BenchResult>> bench_tokens(const MoeCase& layer, const Weights& weights, const PackedLayer& packed, DType type,
                                               Routing routing, std::int64_t tokens, const BenchSpec& spec,
                                               BenchMachine& machine) {
   const MoeShape& s = layer.shape;

@@ -52,12 +52,10 @@ DType from_dlpack(nb::dlpack::dtype type) {
 
 std::string class_of(nb::handle object) { return nb::cast<std::string>(nb::str(object.type().attr("__qualname__"))); }
 
-std::string text(std::int64_t value) { return std::to_string(value); }
-
 template <class Span>
 std::string text(const Span& values, int count) {
   std::string out = "[";
-  for (int i = 0; i < count; ++i) out += (i == 0 ? "" : ",") + text(values[static_cast<std::size_t>(i)]);
+  for (int i = 0; i < count; ++i) out += (i == 0 ? "" : ",") + std::to_string(values[static_cast<std::size_t>(i)]);
   return out + "]";
 }
 
@@ -166,12 +164,12 @@ Argument<Void>::Argument(nb::handle object, const char* what) : what_(what) {
   if (dtype == DType::none) dtype = from_dlpack(array.dtype);
   if (dtype == DType::none) {
     refuse_type(object);
-    throw Failure(StatusCode::unsupported, std::string(what) + " has elements of DLPack type code " + text(array.dtype.code) +
-                                               " with " + text(array.dtype.bits) + " bits, which nibble does not know");
+    throw Failure(StatusCode::unsupported, std::string(what) + " has elements of DLPack type code " + std::to_string(array.dtype.code) +
+                                               " with " + std::to_string(array.dtype.bits) + " bits, which nibble does not know");
   }
   if (static_cast<std::size_t>(array.ndim) > view.shape.size())
     throw Failure(StatusCode::invalid_argument,
-                  std::string(what) + " has " + text(array.ndim) + " dimensions, 4 at most; reshape it");
+                  std::string(what) + " has " + std::to_string(array.ndim) + " dimensions, 4 at most; reshape it");
   if (array.data != nullptr) view.data = static_cast<std::byte*>(array.data) + array.byte_offset;
   view.dtype = dtype;
   view.rank = array.ndim;
@@ -261,7 +259,7 @@ Argument<Void>&& Argument<Void>::on(Backend backend) && {
   const bool both = type == nb::device::cuda_managed::value;
   if (!host && !gpu && !both)
     throw Failure(StatusCode::unsupported,
-                  std::string(what_) + " is on a device of DLPack type " + text(type) + "; nibble has cpu and cuda");
+                  std::string(what_) + " is on a device of DLPack type " + std::to_string(type) + "; nibble has cpu and cuda");
   if (backend == Backend::cuda ? host : gpu)
     throw Failure(StatusCode::invalid_argument, std::string(what_) + " is in " + (gpu ? "device" : "host") +
                                                     " memory, and the computation in " + (gpu ? "host" : "device") +

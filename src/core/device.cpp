@@ -107,7 +107,7 @@ DeviceInfo query() {
   for (Isa isa : kAllIsas)
     if (device.has(isa)) device.isa = isa;
   for (int index = 0; index < 8; ++index) {
-    const std::string cache = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
+    const std::string cache = fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/", index);
     const std::string level = first_line(cache + "level");
     const std::int64_t size = parse_size(first_line(cache + "size"));
     if (level.empty() || size <= 0 || first_line(cache + "type") == "Instruction") continue;

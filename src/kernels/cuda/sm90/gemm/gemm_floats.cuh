@@ -45,8 +45,9 @@ struct FloatProducts : GemmStages<T> {
       T::kTokens <= 32 &&
       (kPath == ConstantsPath::fixed_zeros || kPath == ConstantsPath::integer_zeros || kPath == ConstantsPath::float_codes);
   /// Whether a record's products complete before those of the next begin: required where sums are scaled, faster for 256 tokens and for 8-bit
-  /// codes × 64, and necessary where registers do not suffice for two records. A warpgroup that does not wait holds two stages of the ring.
-  static constexpr bool kCompletes = kScalesSums || T::kTokens == 256 || kBits == 8 || kFine;
+  /// codes × 64, and necessary where registers do not suffice for two records. A warpgroup that does not wait holds two stages of the ring,
+  /// which the launcher makes sure of.
+  static constexpr bool kCompletes = kScalesSums || T::kTokens == 256 || (kBits == 8 && T::kTokens <= 64) || kFine;
 
   /// Adds the products of the warpgroup's row block and its share of the pass's records.
   __device__ __forceinline__ void multiply(const Pass& pass, Cursor& from, Sums& acc) const {

@@ -25,6 +25,10 @@ inline bool stores_codes(const epilogue::Element& e, std::int64_t n) {
   const bool known = e.out_scales == nullptr && e.out_zeros == nullptr && e.out_scale > 1e-25f && e.out_scale < 1e25f;
   return is_bias(e) && (e.out == DType::s8 || e.out == DType::u8) && known && whole;
 }
+/// Whether D [M, n] is of f32, after a bias at most, and 8 bytes of it can be stored at a time.
+inline bool stores_floats(const epilogue::Element& e, std::int64_t n) {
+  return is_bias(e) && e.out == DType::f32 && n % 2 == 0 && e.d_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(e.d) % 8 == 0;
+}
 /// The kind that an epilogue and its D [M, n] allow.
 inline HalfOut half_out(const epilogue::Element& e, std::int64_t n) {
   const bool whole = n % 8 == 0 && e.d_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(e.d) % 16 == 0;

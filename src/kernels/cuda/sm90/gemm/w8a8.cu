@@ -35,6 +35,7 @@ W8A8Params params(const W8A8Weight& weight, const Task& task, int m) {
   p.schedule.records = weight.geometry.records();
   p.zero_points = task.acts.zeros != nullptr || task.acts.zero != 0 || weight.geometry.has_zeros;
   p.half = half_out(task.epilogue, weight.geometry.n);
+  p.floats_out = stores_floats(task.epilogue, weight.geometry.n);
   p.codes_out = stores_codes(task.epilogue, weight.geometry.n);
   return p;
 }
@@ -92,10 +93,10 @@ cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cud
   const bool experts = task.experts.tiles != nullptr;
   const W8A8Form form{
       .grouped = grouped,
-      .token_rows = !experts && takes_tokens_as_rows(config.tokens, config.blocks, config.split, grouped, precise)};
+      .token_rows = takes_tokens_as_rows(config.tokens, config.blocks, config.split, grouped, precise)};
   if (experts && (config.split != 1 || precise || (geo.integers && grouped))) return cudaErrorInvalidValue;
-  const W8A8Kernel kernel = experts && geo.integers ? w8a8_sm90_experts_s8(config.tokens)
-                            : experts               ? w8a8_sm90_experts_e4m3(config.tokens, grouped)
+  const W8A8Kernel kernel = experts && geo.integers ? w8a8_sm90_experts_s8(config.tokens, form.token_rows)
+                            : experts               ? w8a8_sm90_experts_e4m3(config.tokens, grouped, form.token_rows)
                             : geo.integers          ? grouped ? nullptr : w8a8_sm90_s8(config.tokens, form.token_rows)
                                      : grouped ? w8a8_sm90_e4m3_grouped(config.tokens, form.token_rows)
                             : precise               ? w8a8_sm90_e4m3_precise(config.tokens)

@@ -83,6 +83,7 @@ struct W8A8Params {
   StreamK parts;     // of passes that CTAs share
   bool zero_points;  // of activations or weights
   HalfOut half;      // how D is stored
+  bool floats_out;   // whether token rows store f32 as it is (W8A8TokenStore::store_floats)
   bool codes_out;    // whether token rows store codes of 8 bits, 16 at a time (W8A8TokenStore::store_codes)
   Patches patches;   // of a convolution
   int images, box_channels;
@@ -100,8 +101,8 @@ W8A8Kernel w8a8_sm90_e4m3(int tokens, bool token_rows);
 W8A8Kernel w8a8_sm90_e4m3_grouped(int tokens, bool token_rows);
 W8A8Kernel w8a8_sm90_e4m3_precise(int tokens);
 /// The kernels for rows of experts: 16, 64 or 128 tokens.
-W8A8Kernel w8a8_sm90_experts_s8(int tokens);
-W8A8Kernel w8a8_sm90_experts_e4m3(int tokens, bool grouped);
+W8A8Kernel w8a8_sm90_experts_s8(int tokens, bool token_rows);
+W8A8Kernel w8a8_sm90_experts_e4m3(int tokens, bool grouped, bool token_rows);
 /// The kernel for patches: 64, 128 or 256 tokens.
 W8A8Kernel w8a8_sm90_patches_s8(int tokens);
 W8A8Kernel w8a8_sm90_patches_e4m3(int tokens);

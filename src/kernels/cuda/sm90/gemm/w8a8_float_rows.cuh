@@ -142,10 +142,11 @@ struct W8A8FloatRows : W8A8TokenStore<T> {
   template <class LookAhead>
   __device__ __forceinline__ void consume(const Pass& pass, Cursor& from, LookAhead look_ahead) const {
     Sums acc = {};
-    const auto terms = this->load_terms(pass);
+    const auto tokens = this->tokens_of(pass);
+    const auto terms = this->load_terms(pass, tokens);
     multiply(pass, from, acc, look_ahead);
-    this->finish(pass, terms, acc);
-    this->store_tokens(pass, acc);
+    this->finish(pass, tokens, terms, acc);
+    this->store_tokens(pass, tokens, acc);
   }
 };
 

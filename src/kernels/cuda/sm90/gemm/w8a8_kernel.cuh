@@ -53,13 +53,22 @@ W8A8Kernel kernel_for(int tokens) {
 }
 /// The kernel for rows of experts: 16, 64 or 128 tokens.
 template <class Code, bool kGrouped>
-W8A8Kernel experts_kernel_for(int tokens) {
+W8A8Kernel experts_kernel_for(int tokens, bool token_rows) {
   switch (tokens) {
     case 16: return &kLaunchable<w8a8_sm90_kernel<W8A8Products<W8A8Traits<Code, 16, kGrouped, false, false, false, true>>>>;
-    case 64: return &kLaunchable<w8a8_sm90_kernel<W8A8Products<W8A8Traits<Code, 64, kGrouped, false, false, false, true>>>>;
-    case 128: return &kLaunchable<w8a8_sm90_kernel<W8A8Products<W8A8Traits<Code, 128, kGrouped, false, false, false, true>>>>;
-    default: return nullptr;
+    case 64:
+      if constexpr (kGrouped)
+        return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 64, true, false, false, true, true>>>>;
+      else
+        return &kLaunchable<w8a8_sm90_kernel<W8A8Products<W8A8Traits<Code, 64, false, false, false, false, true>>>>;
+    case 128:
+      if (token_rows) return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 128, kGrouped, false, false, true, true>>>>;
+      if constexpr (!kGrouped)
+        return &kLaunchable<w8a8_sm90_kernel<W8A8Products<W8A8Traits<Code, 128, false, false, false, false, true>>>>;
+      break;
+    default: break;
   }
+  return nullptr;
 }
 /// The kernel with tokens as the 64-row operand.
 template <class Code, bool kGrouped>

@@ -199,13 +199,15 @@ struct W8A8TokenRows : W8A8TokenStore<T> {
         multiply_groups<2>(pass, from, acc, look_ahead);
       if (!reduce(pass, acc)) return;
       this->finish_groups(pass, acc);
+      this->store_tokens(pass, this->tokens_of(pass), acc);
     } else {
-      const auto terms = this->load_terms(pass);
+      const auto tokens = this->tokens_of(pass);
+      const auto terms = this->load_terms(pass, tokens);
       multiply(pass, from, acc, look_ahead);
       if (!reduce(pass, acc)) return;
-      this->finish(pass, terms, acc);
+      this->finish(pass, tokens, terms, acc);
+      this->store_tokens(pass, tokens, acc);
     }
-    this->store_tokens(pass, acc);
   }
   /// Adds the sums of the other CTAs that share the pass. False: another stores these.
   __device__ __forceinline__ bool reduce(const Pass& pass, Sums& acc) const {

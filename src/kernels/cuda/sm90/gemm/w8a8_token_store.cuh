@@ -14,6 +14,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <utility>
+
 #include "kernels/cuda/device/half_out.cuh"
 #include "kernels/cuda/sm90/gemm/w8a8_stages.cuh"
 
@@ -61,7 +63,10 @@ struct W8A8TokenStore : W8A8Stages<T> {
   static constexpr int kUnitSums = 4;  // of 8 rows: of tokens g, g, g + 8, g + 8 and rows 2t, 2t + 1, 2t, 2t + 1, of lane 4g + t
   using Sums = Sum[kParts * kPartSums];
 
-  __device__ int first_token(const Pass& pass) const { return pass.token_tile * kTokens + warpgroup * kGroupTokens + warp * 16; }
+  /// The tokens of a pass: rows [first(), end()) of A and D.
+  using Tokens = decltype(std::declval<const Base&>().tokens_of(std::declval<const Pass&>()));
+  /// The first of the warp's 16 of the first part.
+  __device__ int first_token(const Tokens& tokens) const { return tokens.first() + warpgroup * kGroupTokens + warp * 16; }
   __device__ std::uint32_t warp_staging() const {
     return base + p.map.staging + warpgroup * kStagingBytes + warp * (kStagingBytes / 4);
   }
@@ -81,24 +86,34 @@ struct W8A8TokenStore : W8A8Stages<T> {
     std::int32_t sum = 0, zero = 0;
   };
   __device__ std::uint32_t row_terms() const { return base + p.map.terms + warpgroup * (kRowTerms * 4 * kRows); }
-  __device__ std::int64_t token_of(const Pass& pass, int i) const {
-    return min(first_token(pass) + i / 2 * kPartTokens + i % 2 * 8 + lane / 4, p.m - 1);  // tokens past M are not stored
+  __device__ std::int64_t token_of(const Tokens& tokens, int i) const {
+    return min(first_token(tokens) + i / 2 * kPartTokens + i % 2 * 8 + lane / 4, tokens.end() - 1);  // those behind the last are not stored
   }
   __device__ bool stores_codes() const { return !T::kGrouped && p.codes_out; }
-  __device__ bool adds_bias() const { return (p.half == HalfOut::channels || stores_codes()) && p.epilogue.bias.data != nullptr; }
-  __device__ Terms load_terms(const Pass& pass) const {
+  /// Of groups × 256 tokens not: a lane's sums and the scales of their products leave no registers for it.
+  __device__ bool stores_floats() const { return (!T::kGrouped || kParts == 1) && p.floats_out; }
+  __device__ bool adds_bias() const {
+    return (p.half == HalfOut::channels || stores_codes() || stores_floats()) && p.epilogue.bias.data != nullptr;
+  }
+  /// What all sums of the pass's expert are multiplied by.
+  __device__ float expert_scale(const Pass& pass) const {
+    if constexpr (T::kExperts)
+      if (p.experts.scale2 != nullptr) return __ldg(p.experts.scale2 + this->expert_of(pass));
+    return 1.0f;
+  }
+  __device__ Terms load_terms(const Pass& pass, const Tokens& tokens) const {
     Terms terms;
 #pragma unroll
     for (int i = 0; i < 2 * kParts; ++i)
       terms.token_scale[i] =
-          p.acts.scales == nullptr ? p.acts.scale : __ldg(p.acts.scales + token_of(pass, i) * p.acts.scale_row);
+          p.acts.scales == nullptr ? p.acts.scale : __ldg(p.acts.scales + token_of(tokens, i) * p.acts.scale_row);
     const int row = pass.block * gpu_w8::kRows + warp * 32 + lane;
     if (warp * 32 >= pass.blocks * gpu_w8::kRows) return terms;
-    terms.scale = __ldg(p.weight.scales() + row);  // rows past N are padding
+    terms.scale = __ldg(this->of_pass(p.weight.scales(), pass) + row) * expert_scale(pass);  // rows past N are padding
     if (adds_bias() && row < p.rows()) terms.bias = p.epilogue.bias.at(row);
     if (kIntegers && p.zero_points) {
-      terms.sum = __ldg(p.weight.sums() + row);
-      if (p.weight.zeros() != nullptr) terms.zero = __ldg(p.weight.zeros() + row);
+      terms.sum = __ldg(this->of_pass(p.weight.sums(), pass) + row);
+      if (p.weight.zeros() != nullptr) terms.zero = __ldg(this->of_pass(p.weight.zeros(), pass) + row);
     }
     return terms;
   }
@@ -114,12 +129,12 @@ struct W8A8TokenStore : W8A8Stages<T> {
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
   }
   /// Takes zero points out of integers and adds their bias, modulo 2³², where the result is exact.
-  __device__ void finish_integers(const Pass& pass, Sums& acc) const {
+  __device__ void finish_integers(const Pass& pass, const Tokens& tokens, Sums& acc) const {
     std::uint32_t zero[2 * kParts], codes[2 * kParts];  // of tokens
 #pragma unroll
     for (int i = 0; i < 2 * kParts; ++i) {
-      zero[i] = p.acts.zeros == nullptr ? p.acts.zero : p.acts.zeros[token_of(pass, i) * p.acts.zero_row];
-      codes[i] = p.acts.sums == nullptr ? 0 : p.acts.sums[token_of(pass, i)];
+      zero[i] = p.acts.zeros == nullptr ? p.acts.zero : p.acts.zeros[token_of(tokens, i) * p.acts.zero_row];
+      codes[i] = p.acts.sums == nullptr ? 0 : p.acts.sums[token_of(tokens, i)];
     }
     const std::int32_t* const bias = p.epilogue.sum_bias;
     const auto k = static_cast<std::uint32_t>(p.weight.geometry.k);
@@ -151,10 +166,10 @@ struct W8A8TokenStore : W8A8Stages<T> {
       });
     }
   }
-  __device__ __forceinline__ void finish(const Pass& pass, const Terms& terms, Sums& acc) const {
+  __device__ __forceinline__ void finish(const Pass& pass, const Tokens& tokens, const Terms& terms, Sums& acc) const {
     share_terms(terms);
     if constexpr (kIntegers) {
-      if (p.zero_points || p.epilogue.sum_bias != nullptr) finish_integers(pass, acc);
+      if (p.zero_points || p.epilogue.sum_bias != nullptr) finish_integers(pass, tokens, acc);
       if (p.epilogue.out == DType::s32) return;
     }
     finish_floats<false>(row_terms(), terms.token_scale, acc);
@@ -162,13 +177,15 @@ struct W8A8TokenStore : W8A8Stages<T> {
   /// The same of groups, whose sums are scaled, where rows have scales or a bias. A warp's staging buffer holds them: there are no registers
   /// for them during the products.
   __device__ __forceinline__ void finish_groups(const Pass& pass, Sums& acc) const {
-    if (p.weight.geometry.block_rows != 0 && !adds_bias()) return;
+    const float of_expert = expert_scale(pass);
+    if (p.weight.geometry.block_rows != 0 && !adds_bias() && of_expert == 1.0f) return;
     const int lane = opaque(this->lane);
     const std::uint32_t staging = warp_staging();
+    const float* const scales = p.weight.geometry.block_rows != 0 ? nullptr : this->of_pass(p.weight.scales(), pass);
 #pragma unroll 1
     for (int i = lane; i < pass.blocks * gpu_w8::kRows; i += 32) {
       const int row = pass.block * gpu_w8::kRows + i;
-      const float scale = p.weight.geometry.block_rows != 0 ? 1.0f : p.weight.scales()[row];
+      const float scale = (scales == nullptr ? 1.0f : scales[row]) * of_expert;
       const float bias = adds_bias() && row < p.rows() ? p.epilogue.bias.at(row) : kNoBias;
       ptx::store_shared8(staging + i * 8, {__float_as_uint(scale), __float_as_uint(bias)});
     }
@@ -192,20 +209,38 @@ struct W8A8TokenStore : W8A8Stages<T> {
 
   // ---- the store
 
-  __device__ void store_tokens(const Pass& pass, const Sums& acc) const {
+  __device__ void store_tokens(const Pass& pass, const Tokens& tokens, const Sums& acc) const {
     if (stores_codes())
-      store_codes(pass, acc);
+      store_codes(pass, tokens, acc);
+    else if (stores_floats())
+      store_floats(pass, tokens, acc);
     else if (p.half != HalfOut::channels)
-      store_words(pass, acc);
+      store_words(pass, tokens, acc);
     else if (p.epilogue.out == DType::f16)
-      store_halves<__half2>(pass, acc);
+      store_halves<__half2>(pass, tokens, acc);
     else
-      store_halves<__nv_bfloat162>(pass, acc);
+      store_halves<__nv_bfloat162>(pass, tokens, acc);
+  }
+  /// As f32, out of registers: a lane's two rows of a unit are 8 bytes, and four lanes write the 32 of a token that memory takes at a time.
+  __device__ __forceinline__ void store_floats(const Pass& pass, const Tokens& tokens, const Sums& acc) const {
+    const int lane = opaque(this->lane), row = pass.block * gpu_w8::kRows + lane % 4 * 2, token = first_token(tokens) + lane / 4;
+    const int rows = min(p.rows(), (pass.block + pass.blocks) * gpu_w8::kRows) - row;
+    float* const first = static_cast<float*>(p.epilogue.d) + (p.first_row + token) * p.epilogue.d_stride + row;
+#pragma unroll
+    for (int i = 0; i < 2 * kParts; ++i) {  // tokens g and g + 8 of each part
+      const int further = i / 2 * kPartTokens + i % 2 * 8;
+      float* const d = first + further * p.epilogue.d_stride;
+#pragma unroll
+      for (int unit = 0; unit < kPartSums / kUnitSums; ++unit) {
+        const Sum* v = acc + i / 2 * kPartSums + kUnitSums * unit + i % 2 * 2;
+        if (token + further < tokens.end() && unit * 8 < rows) *reinterpret_cast<float2*>(d + unit * 8) = {value(v[0]), value(v[1])};
+      }
+    }
   }
   /// 16 tokens × 64 rows at a time as 16-bit floats: token t is 128 bytes in shared memory, chunk c of 8 rows at c ^ (t mod 8). Eight lanes
   /// then store a token, four tokens at a time.
   template <class Pair>
-  __device__ __forceinline__ void store_halves(const Pass& pass, const Sums& acc) const {
+  __device__ __forceinline__ void store_halves(const Pass& pass, const Tokens& tokens, const Sums& acc) const {
     constexpr unsigned kTokenBytes = gpu_w8::kRows * 2;
     const auto lane = static_cast<unsigned>(opaque(this->lane));
     const std::uint32_t staging = warp_staging(), to = staging + lane % 16 * kTokenBytes + (lane / 16 ^ lane % 8) * 16;
@@ -213,8 +248,8 @@ struct W8A8TokenStore : W8A8Stages<T> {
     const std::uint32_t from = staging + token * kTokenBytes + (chunk ^ token) * 16;
     const int row = pass.block * gpu_w8::kRows + static_cast<int>(chunk) * 8;
     const bool in_block[kTokenRowBlocks] = {row<p.rows(), pass.blocks> 1 && row + gpu_w8::kRows < p.rows()};
-    const int left = p.m - first_token(pass) - static_cast<int>(token);
-    const std::int64_t pitch = p.epilogue.d_stride * 2, first = p.first_row + first_token(pass) + static_cast<int>(token);
+    const int left = tokens.end() - first_token(tokens) - static_cast<int>(token);
+    const std::int64_t pitch = p.epilogue.d_stride * 2, first = p.first_row + first_token(tokens) + static_cast<int>(token);
     std::byte* d = static_cast<std::byte*>(p.epilogue.d) + first * pitch + row * 2;
 #pragma unroll
     for (int part = 0; part < kParts; ++part, d += kPartTokens * pitch)
@@ -237,7 +272,7 @@ struct W8A8TokenStore : W8A8Stages<T> {
   }
   /// 16 tokens × all rows at a time as codes of 8 bits, in the same form: a lane's two rows of a unit are two bytes of a token. Four lanes
   /// write the eight of a token, and eight tokens are in different chunks of 16 rows. Eight lanes then store a token.
-  __device__ void store_codes(const Pass& pass, const Sums& acc) const {
+  __device__ void store_codes(const Pass& pass, const Tokens& tokens, const Sums& acc) const {
     constexpr int kTokenBytes = 128, kChunkRows = 16;  // in shared memory, of 64 rows, too
     static_assert(kRows <= kTokenBytes);
     const auto lane = static_cast<unsigned>(opaque(this->lane));
@@ -248,8 +283,8 @@ struct W8A8TokenStore : W8A8Stages<T> {
     const std::uint32_t from = staging + token * kTokenBytes + (chunk ^ token) * 16;
     const int in_pass = static_cast<int>(chunk) * kChunkRows;
     const bool exists = in_pass < kRows && first_row + in_pass < p.rows();
-    const int left = p.m - first_token(pass) - static_cast<int>(token);
-    const std::int64_t first = p.first_row + first_token(pass) + static_cast<int>(token), pitch = p.epilogue.d_stride;
+    const int left = tokens.end() - first_token(tokens) - static_cast<int>(token);
+    const std::int64_t first = p.first_row + first_token(tokens) + static_cast<int>(token), pitch = p.epilogue.d_stride;
     std::byte* d = static_cast<std::byte*>(p.epilogue.d) + first * pitch + first_row + in_pass;
     const Requantizer requantizer(p.epilogue);
 #pragma unroll
@@ -281,14 +316,14 @@ struct W8A8TokenStore : W8A8Stages<T> {
   }
   /// Any D through the whole epilogue, 8 tokens at a time: g, then g + 8. A run-time loop, for a single copy of the code; registers are
   /// indexed at compile time.
-  __device__ void store_words(const Pass& pass, const Sums& acc) const {
+  __device__ void store_words(const Pass& pass, const Tokens& tokens, const Sums& acc) const {
     const int lane = opaque(this->lane);
     float* const staging = reinterpret_cast<float*>(shared + (warp_staging() - base));
     constexpr int kRounds = 2 * kBlocks;  // of a part
 #pragma unroll 1
     for (int round = 0; round < kRounds * kParts; ++round) {
-      const int token = first_token(pass) + round / kRounds * kPartTokens + round % 2 * 8, block = round / 2 % kBlocks;
-      if (block >= pass.blocks || token >= p.m) continue;
+      const int token = first_token(tokens) + round / kRounds * kPartTokens + round % 2 * 8, block = round / 2 % kBlocks;
+      if (block >= pass.blocks || token >= tokens.end()) continue;
 #pragma unroll
       for (int i = 0; i < kRounds * kParts; ++i) {
         if (i != round) continue;
@@ -301,7 +336,7 @@ struct W8A8TokenStore : W8A8Stages<T> {
       __syncwarp();
 #pragma unroll 1
       for (int t = lane / 8; t < 8; t += 4)
-        if (token + t < p.m)
+        if (token + t < tokens.end())
           store_rows(p.epilogue.without_act_scale(), p.first_row + token + t, (pass.block + block) * gpu_w8::kRows + lane % 8 * 8,
                      p.rows(), staging + t * kStagePitch + lane % 8 * 8);
       __syncwarp();

@@ -29,7 +29,7 @@
 //
 // CTAs wait for each other, so that all have to run at once: the launch is cooperative.
 //
-// A run is as long as makes eight warps busy: of 12 records a row tile, which take two rounds of eight, two row tiles take three. Nothing splits
+// A run is as long as keeps eight warps busy: of 12 records a row tile, which take two rounds of eight, two row tiles take three. Nothing splits
 // K, and a run begins at a multiple of its length, so that a row's bits depend on its expert and itself alone.
 #pragma once
 
@@ -42,15 +42,15 @@
 
 namespace nibble::cuda {
 
-/// Row tiles of a run: of 1, 2, 4 and 8 the fewest that need the fewest rounds of eight warps a row tile.
+/// Row tiles of a run: of 1, 2, 4 and 8 the fewest of whose rounds of eight warps nine tenths have a record. More would leave few items, and
+/// multiprocessors without any: 8 tiles of 23 records have none to spare, one has a twenty-fourth.
 constexpr int row_tiles_of_run(int records) {
-  int best = 1;
-  for (int run = 2; run <= kDecodeWarps; run *= 2) {
-    const auto rounds = [records](int tiles) { return (tiles * records + kDecodeWarps - 1) / kDecodeWarps; };
-    if (rounds(run) * best < rounds(best) * run) best = run;
-  }
-  return best;
+  int run = 1;
+  const auto rounds = [records](int tiles) { return (tiles * records + kDecodeWarps - 1) / kDecodeWarps; };
+  while (run < kDecodeWarps && 10 * run * records < 9 * kDecodeWarps * rounds(run)) run *= 2;
+  return run;
 }
+static_assert(row_tiles_of_run(32) == 1 && row_tiles_of_run(23) == 1 && row_tiles_of_run(12) == 2 && row_tiles_of_run(6) == 4);
 
 /// The items of a CTA that are left; the first is run `run` of the weight times tile `tile` of the list.
 struct Items {

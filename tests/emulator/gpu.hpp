@@ -23,8 +23,8 @@ namespace nibble::emulator {
 
 /// Few, so that small layers have several rounds.
 constexpr int kMultiprocessors = 3;
-/// Shared memory of a CTA: two thirds of a GPU's, so that short layers wrap around their rings, which have two stages of 8-bit codes × 128 tokens.
-constexpr int kSharedBytes = 144 * 1024;
+/// Shared memory of a CTA: less than a GPU's, so that short layers wrap around their rings, and as much as two stages of 128 tokens take.
+constexpr int kSharedBytes = 184 * 1024;
 /// The compute capability, 75 or 80, that NIBBLE_EMULATED_GPU in the environment asks for; 0: it asks for none, and kernels of all are tested.
 int asked_capability();
 /// Of 7.5: copies are done at once, products are made of parts (mma_parts.cuh), and a CTA has less shared memory.

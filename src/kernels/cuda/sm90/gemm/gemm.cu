@@ -101,7 +101,7 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
   while (p.stages < longest && map(p.stages + 1).total <= most) ++p.stages;
   p.map = map(p.stages);
   if (p.map.total > most) return cudaErrorInvalidConfiguration;
-  // Warpgroups that overlap records, never those of 256 tokens, wait for a second stage before they release the first.
+  // Warpgroups that overlap records wait for a second stage before they release the first. Of 256 tokens they never do.
   if (p.stages == 1 && longest > 1 && shape.tokens != 256) return cudaErrorInvalidConfiguration;
   LaunchShape grid(p.schedule.clusters * cluster, cluster, shape.threads(), p.map.total, stream);
   return cudaLaunchKernelEx(&grid.config, kernel->kernel, p);

@@ -148,8 +148,9 @@ def main() -> None:
     if options.json:
         with open(options.json, "w") as file:
             where = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
-            json.dump({"kind": "experts", "device": where, "torch": torch.__version__, "nibble": nibble.__version__, "results": results}, file, indent=1)
-            file.write("\n")
+            head = json.dumps({"kind": "experts", "device": where, "torch": torch.__version__, "nibble": nibble.__version__})
+            lines = ",\n".join(f"  {json.dumps(result)}" for result in results)
+            file.write(f'{head[:-1]}, "results": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

@@ -566,7 +566,8 @@ def experts(data):
     first = data["results"][0]
     return (table(["T"] + [f"`{scheme}`" for scheme in schemes], body) + f"\n{first['experts']} experts, {first['top_k']} a token, "
             f"{first['hidden']} → {first['intermediate']} → {first['hidden']}, {first['a_dtype']}; {data['device']}, PyTorch {data['torch']}. Time of the layer · weights of the experts that are hit, "
-            "over it · products · over two linear plans for each expert hit, with the mean number of tokens · the time with routing by Zipf's law, over that with uniform routing.\n")
+            "over it · products · over two linear plans for each expert hit, with the mean number of tokens"
+            + (" · the time with routing by Zipf's law, over that with uniform routing" if any(routing == "zipf" for _, routing, _ in cells) else "") + ".\n")
 
 
 def parallel(data):

@@ -56,10 +56,14 @@ def _share_threads() -> None:
     operator, and would slow down others. NIBBLE_NUM_THREADS asks for threads of nibble's own."""
     if os.environ.get("NIBBLE_NUM_THREADS") or not torch.backends.openmp.is_available():
         return
-    try:
-        library = ctypes.CDLL(torch._C.__file__)  # names are looked for in what it is linked with, too
-        parallel, max_threads = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in ("GOMP_parallel", "omp_get_max_threads"))
-    except (OSError, AttributeError):  # another kind of OpenMP
+    for place in (None, torch._C.__file__):  # as PyTorch's own calls are bound: first what was preloaded, then what it is linked with
+        try:
+            library = ctypes.CDLL(place)
+            parallel, max_threads = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in ("GOMP_parallel", "omp_get_max_threads"))
+            break
+        except (OSError, AttributeError):
+            continue
+    else:  # another kind of OpenMP
         return
     torch.get_num_threads()  # PyTorch sets the number with its first operator
     _core.share_openmp(parallel, max_threads)

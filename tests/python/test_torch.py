@@ -9,6 +9,7 @@ import io
 import json
 import multiprocessing
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -671,6 +672,7 @@ def test_converts_the_head_by_a_scheme_of_its_own():
 
 THREADS = """
 import os
+import pathlib
 import torch
 torch.set_num_threads(2)
 before = torch.ones(1 << 20).add(1)  # PyTorch has its threads now
@@ -693,12 +695,22 @@ print(two, one, more, os.waitpid(child, 0)[1])
 """
 
 
+INTEL_OPENMP = pathlib.Path(sys.prefix, "lib", "libiomp5.so")  # of the package intel-openmp
+
+
+def run_on_threads(**variables):
+    env = {key: value for key, value in os.environ.items() if key != "NIBBLE_NUM_THREADS"} | variables
+    done = subprocess.run([sys.executable, "-c", THREADS], env=env, check=True, capture_output=True, text=True, timeout=100)
+    return list(map(int, done.stdout.split()))
+
+
 @pytest.mark.skipif(not torch.backends.openmp.is_available() or not os.path.isdir("/proc/self/task"), reason="needs PyTorch with OpenMP, and /proc")
 def test_runs_on_the_threads_of_pytorch():
-    def run(**variables):
-        env = {key: value for key, value in os.environ.items() if key != "NIBBLE_NUM_THREADS"} | variables
-        done = subprocess.run([sys.executable, "-c", THREADS], env=env, check=True, capture_output=True, text=True, timeout=100)
-        return list(map(int, done.stdout.split()))
+    assert run_on_threads() == [2, 1, 0, 0]  # as many as PyTorch, no others; and a child process does not wait for threads that it has not
+    assert run_on_threads(NIBBLE_NUM_THREADS="3")[:2] == [3, 3]
 
-    assert run() == [2, 1, 0, 0]  # as many as PyTorch, no others; and a child process does not wait for threads that it has not
-    assert run(NIBBLE_NUM_THREADS="3")[:2] == [3, 3]
+
+@pytest.mark.skipif(not INTEL_OPENMP.exists(), reason="needs the package intel-openmp")
+def test_runs_on_the_threads_of_a_preloaded_library():
+    """PyTorch's operators run on them then, whatever library PyTorch is linked with."""
+    assert run_on_threads(LD_PRELOAD=str(INTEL_OPENMP)) == [2, 1, 0, 0]

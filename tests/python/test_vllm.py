@@ -1,11 +1,18 @@
 """nibble.vllm: the tensors of vLLM's layers, in plain torch; and vLLM's own classes, where that can be imported: on its CUDA platform where
-there is a GPU for nibble and PyTorch, and there in CUDA graphs as well, else on its CPU platform."""
+there is a GPU for nibble and PyTorch, and there in CUDA graphs as well, else on its CPU platform. Whole models in vLLM's engine, where it is
+built for the CPU."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import inspect
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
 
 import pytest
 from conftest import ROOT, distance
@@ -240,14 +247,27 @@ def test_registration(kernels, platform, monkeypatch):
 
     assert envs.compile_factors()["NIBBLE_VLLM"] == nibble.__version__
     monkeypatch.setenv("NIBBLE_VLLM", "0")
-    lists = kernels.linear._POSSIBLE_KERNELS
-    cuda = [kernel for kernel in lists[kernels.PlatformEnum.CUDA] if kernel is not kernels.NibbleLinearKernel]
-    monkeypatch.setitem(lists, kernels.PlatformEnum.CUDA, list(cuda))
+    lists, ours = kernels.linear._POSSIBLE_KERNELS, kernels.NibbleLinearKernel
+    theirs = {here: [kernel for kernel in lists[here] if kernel is not ours] for here in (kernels.PlatformEnum.CUDA, kernels.PlatformEnum.CPU)}
+    for here, others in theirs.items():
+        monkeypatch.setitem(lists, here, list(others))
     nibble.vllm.register()
-    assert lists[kernels.PlatformEnum.CUDA] == cuda
+    assert all(lists[here] == others for here, others in theirs.items())
     monkeypatch.setenv("NIBBLE_VLLM", "1")
     nibble.vllm.register()
-    assert lists[kernels.PlatformEnum.CUDA] == [kernels.NibbleLinearKernel, *cuda]
+    assert all(lists[here] == [ours, *others] for here, others in theirs.items())
+
+
+def test_activations_of_4_bit_weights(kernels, monkeypatch):
+    """Quantized where vLLM's own kernel on the CPU would do it."""
+    if not hasattr(kernels.envs, "VLLM_CPU_INT4_W4A8"):
+        pytest.skip("this vLLM does not quantize them")
+    act_scheme = kernels.NibbleLinearKernel._act_scheme
+    amx = not GPU and nibble.doctor()["isa"] == "amx"
+    for wanted in (False, True):
+        monkeypatch.setattr(kernels.envs, "VLLM_CPU_INT4_W4A8", wanted)
+        assert act_scheme(grouped_config(kernels, dtype=torch.bfloat16)) == ("s8r" if wanted and amx else "")
+        assert act_scheme(grouped_config(kernels)) == act_scheme(grouped_config(kernels, bits=8, dtype=torch.bfloat16)) == ""
 
 
 def test_selection(kernels, monkeypatch):
@@ -620,3 +640,153 @@ def test_in_graphs_as_the_engine(kernels, rank, vllm_config, kind):
         w, apply, near, x_of = codes.float() * scale, kernel.apply_weights, CODES_NEAR, lambda x: dequantized(x, "e4m3r")
     bias = torch.randn(n, device=DEVICE).half()
     check_graphs(layer, apply, w, (512, 256, 64, 16, 8, 4, 2, 1), bias, near, x_of)
+
+
+# --- whole models in vLLM's engine, on its CPU platform ---------------------------------------------------------------------------
+
+# The format of `nibble quantize`, the scheme, vLLM's type of activations, and how they are quantized.
+SERVED = {
+    "awq": ("awq", "u4zg128", "float16", "", "NibbleLinearKernel"),
+    "gptq": ("gptq", "u4b8g128", "float16", "", "NibbleLinearKernel"),
+    "compressed-tensors": ("compressed-tensors", "u4zg64", "float16", "", "NibbleLinearKernel"),
+    "compiled": ("compressed-tensors", "u4b8g128", "float16", "", "NibbleLinearKernel"),
+    "bfloat16": ("awq", "u4zg128", "bfloat16", "s8r" if nibble.doctor()["isa"] == "amx" else "", "NibbleLinearKernel"),
+    "int8": ("int-quantized", "s8r_s8c", "float16", "s8r", "NibbleInt8LinearKernel"),
+    "fp8": ("float-quantized", "e4m3r_e4m3c", "float16", "e4m3r", "NibbleFp8LinearKernel"),
+}  # fmt: skip
+BLOCKS, PROMPT, NEW = 2, list(range(5, 60)), 3
+
+ENGINE = """
+import collections, json, sys
+from vllm import LLM, SamplingParams
+import nibble.torch
+import nibble.vllm
+nibble.vllm.register()  # what vLLM does, where nibble is installed
+calls = collections.Counter()
+checked = nibble.torch._checked
+def counted(weight, n):
+    calls[now] += 1
+    return checked(weight, n)
+nibble.torch._checked = counted
+prompt, new, models = json.loads(sys.argv[1])
+out = {}
+for now, (path, dtype) in models.items():
+    llm = LLM(path, dtype=dtype, enforce_eager=now != "compiled", skip_tokenizer_init=True, max_model_len=128, max_num_seqs=1, max_logprobs=-1,
+              kv_cache_memory_bytes=1 << 26, enable_prefix_caching=False)
+    model = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model
+    holders = [h for layer in model.modules() for h in (layer, getattr(layer, "scheme", None), getattr(layer, "quant_method", None))]
+    kernels = {type(getattr(h, name)).__name__ for h in holders for name in ("kernel", "fp8_linear") if getattr(h, name, None) is not None}
+    calls[now] = 0
+    params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True, detokenize=False, prompt_logprobs=-1, logprobs=-1)
+    [done] = llm.generate([{"prompt_token_ids": prompt}], params)
+    tables = done.prompt_logprobs[1:] + done.outputs[0].logprobs
+    out[now] = {"kernels": sorted(kernels), "calls": calls[now], "tokens": list(done.outputs[0].token_ids),
+                "logprobs": [[table[i].logprob for i in range(len(table))] for table in tables]}
+    del llm, model, holders
+with open(sys.argv[2], "w") as file:
+    json.dump(out, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def float_model(tmp_path_factory):
+    tf = pytest.importorskip("transformers", minversion="5")
+    platforms = pytest.importorskip("vllm.platforms", exc_type=ImportError)
+    if not platforms.vllm_version_matches_substr("cpu"):
+        pytest.skip("this vLLM is not built for its CPU platform")
+    torch.manual_seed(7)
+    config = tf.LlamaConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=BLOCKS, num_attention_heads=4, num_key_value_heads=2, vocab_size=512,
+        max_position_embeddings=128, tie_word_embeddings=False, eos_token_id=None,
+    )  # fmt: skip
+    model = tf.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "norm" not in name:
+                p.normal_(0, 0.05)
+    directory = tmp_path_factory.mktemp("float")
+    model.half().save_pretrained(directory)
+    return directory
+
+
+def run_engine(program, *args, **variables):
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **variables}
+    env.pop("NIBBLE_NUM_THREADS", None)
+    done = subprocess.run([sys.executable, program, *map(str, args)], env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def served(float_model, tmp_path_factory):
+    """By name what the engine said of each checkpoint, and the logits of the same numbers as f32 matrices; "float16" and "bfloat16 floats" are
+    vLLM's own matrices of a dequantized checkpoint."""
+    tf = pytest.importorskip("transformers", minversion="5")
+    directory = tmp_path_factory.mktemp("served")
+    models, references = {}, {}
+    for name, (format, scheme, dtype, _, _) in SERVED.items():
+        nibble.quantize_checkpoint(float_model, directory / name, scheme, format=format)
+        nibble.dequantize_checkpoint(directory / name, directory / f"{name} floats", "f32")
+        models[name] = str(directory / name), dtype
+        references[name] = tf.AutoModelForCausalLM.from_pretrained(directory / f"{name} floats", dtype=torch.float32)
+    for dtype in ("float16", "bfloat16"):
+        models[f"{dtype} floats"], references[f"{dtype} floats"] = (str(directory / "awq floats"), dtype), references["awq"]
+    program, out = directory / "engine.py", directory / "out.json"
+    program.write_text(ENGINE)
+    run_engine(program, json.dumps([PROMPT, NEW, models]), out, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    return json.loads(out.read_text()), references, directory
+
+
+def served_logits(served, name, act_scheme):
+    """The engine's, those of the float matrices, and theirs where layers get activations that are quantized and back. Less their means: the
+    engine says logarithms of probabilities."""
+    said, model = served[0][name], served[1][name]
+    ids = torch.tensor([PROMPT + said["tokens"][:-1]])
+
+    def round_activations(module, args):
+        return dequantized(args[0].flatten(0, -2), act_scheme).unflatten(0, args[0].shape[:-1])
+
+    with torch.no_grad():
+        exact = model(ids).logits[0]
+        hooks = [m.register_forward_pre_hook(round_activations) for key, m in model.named_modules() if act_scheme and key.endswith("_proj")]
+        rounded = model(ids).logits[0]
+    for hook in hooks:
+        hook.remove()
+    return [logits - logits.mean(-1, keepdim=True) for logits in (torch.tensor(said["logprobs"]), exact, rounded)]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_whole_model(served, name):
+    """Its logits are as far from exact ones as those of vLLM's own matrices in the same type, and where activations become codes as those of
+    the reference, whose activations do. The two sets of codes are not the same: an input that differs by a part of a code takes another one."""
+    _, _, dtype, act_scheme, kernel = SERVED[name]
+    said, floats = served[0][name], f"{dtype} floats"
+    assert said["kernels"] == [kernel] and said["calls"] == 4 * BLOCKS * NEW and served[0][floats]["calls"] == 0
+    got, exact, rounded = served_logits(served, name, act_scheme)
+    assert got.shape == (len(PROMPT) - 1 + NEW, 512)
+    far = math.hypot(distance(*served_logits(served, floats, "")[:2]), distance(rounded, exact))
+    assert far / 1.5 < distance(got, exact) < 1.25 * far < 0.15
+
+
+WORKER = """
+import json, os, sys
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":  # workers import this file
+    path, prompt, new = json.loads(sys.argv[1])
+    llm = LLM(path, dtype="float16", enforce_eager=True, skip_tokenizer_init=True, max_model_len=128, max_num_seqs=1, kv_cache_memory_bytes=1 << 26)
+    [done] = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(max_tokens=new, temperature=0, ignore_eos=True, detokenize=False))
+    print("tokens", list(done.outputs[0].token_ids))
+"""
+
+
+def test_a_worker_of_its_own(served, tmp_path):
+    """It finds nibble by its entry point, and its threads are bound to cores."""
+    info = tmp_path / "nibble-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nibble\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nnibble = nibble.vllm:register\n")
+    (tmp_path / "worker.py").write_text(WORKER)
+    places = [str(tmp_path), str(pathlib.Path(nibble.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    said = run_engine(tmp_path / "worker.py", json.dumps([str(served[2] / "awq"), PROMPT, NEW]), PYTHONPATH=os.pathsep.join(places))
+    assert "Using NibbleLinearKernel for AutoAWQ" in said and f"tokens {served[0]['awq']['tokens']}" in said

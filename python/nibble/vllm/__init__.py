@@ -1,4 +1,4 @@
-"""nibble for vLLM: linear layers of quantized checkpoints run on nibble's CUDA kernels, ahead of vLLM's own.
+"""nibble for vLLM: linear layers of quantized checkpoints run on nibble's kernels, ahead of vLLM's own, on GPUs and CPUs.
 
 vLLM finds this package by its entry point and calls register() in each of its processes. The layers that nibble refuses, and all else, stay
 with vLLM. NIBBLE_VLLM=0 in the environment leaves vLLM as it is.
@@ -19,7 +19,7 @@ def __dir__() -> list[str]:
 
 
 def register() -> None:
-    """Puts nibble's kernels before vLLM's on CUDA, once; with NIBBLE_VLLM=0 it does nothing.
+    """Puts nibble's kernels before vLLM's on CUDA and on the CPU, once; with NIBBLE_VLLM=0 it does nothing.
 
     A vLLM without register_linear_kernel, or one that cannot be imported, is warned of in vLLM's log and left as it is. Raises
     InvalidArgument for another value of NIBBLE_VLLM than 0 and 1.
@@ -34,4 +34,5 @@ def register() -> None:
     except ImportError as problem:
         logging.getLogger("vllm.nibble").warning("nibble's kernels are not used: %s", problem)
         return
-    _kernels.register(_kernels.PlatformEnum.CUDA)
+    for platform in (_kernels.PlatformEnum.CUDA, _kernels.PlatformEnum.CPU):
+        _kernels.register(platform)

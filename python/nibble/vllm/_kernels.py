@@ -115,8 +115,15 @@ class NibbleLinearKernel(MPLinearKernel):
                 )
         except Unsupported as problem:
             return _answer(cls, str(problem))
-        reason = _supported()[1] or _weights.refusal(scheme, k, c.act_type, act_order=act_order, backend=_backend())
+        reason = _supported()[1] or _weights.refusal(scheme, k, c.act_type, cls._act_scheme(c), act_order=act_order, backend=_backend())
         return _answer(cls, reason)
+
+    @staticmethod
+    def _act_scheme(c: MPLinearLayerConfig) -> str:
+        """int8 per token where vLLM's own kernel quantizes them, too: with AMX, unless VLLM_CPU_INT4_W4A8=0."""
+        wanted = current_platform.is_cpu() and getattr(envs, "VLLM_CPU_INT4_W4A8", False) and nibble.doctor()["isa"] == "amx"
+        fits = c.weight_type.size_bits == 4 and c.act_type == torch.bfloat16 and not getattr(c, "has_g_idx", False)
+        return "s8r" if wanted and fits else ""
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         c = self.config
@@ -130,7 +137,7 @@ class NibbleLinearKernel(MPLinearKernel):
             _weights.grouped, weight, scale, zero_point, order, n=n, k=k, bits=c.weight_type.size_bits, group_size=group
         )
         others = self.w_s_name, self.w_zp_name, getattr(self, "w_gidx_name", None)
-        _hold(self, layer, read, weight.device, c.act_type, "", self.w_q_name, *others)
+        _hold(self, layer, read, weight.device, c.act_type, self._act_scheme(c), self.w_q_name, *others)
 
     @staticmethod
     def _rows(parameter: Any) -> Tensor:
@@ -283,7 +290,7 @@ def register(platform: PlatformEnum) -> None:
         try:
             register_linear_kernel(kernel, platform, kind)
         except ValueError:
-            _logger.info("vLLM %s takes no kernels of the kind %s: %s is left out", vllm.__version__, kind, kernel.__name__)
+            _logger.info_once("vLLM %s takes no kernels of the kind %s: %s is left out", vllm.__version__, kind, kernel.__name__)
             continue
         if kernel in kernels.get(platform, ()):
             kernels[platform].remove(kernel)

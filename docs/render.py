@@ -550,6 +550,26 @@ def generation(data):
             "prefill. Logits: relative L2 distance from those of the same numbers as matrices · positions with the same next token.\n")
 
 
+def serving(data):
+    """A row per checkpoint, its activations and number of requests: time to the first token and tokens per second, with nibble and without."""
+    if data is None:
+        return "Not measured yet: `bench/serving.py` with vLLM for the CPU.\n"
+
+    def cell(r):
+        return f"{r['first_token_ms']:,.0f} ms · {r['tokens_per_second']:.1f}"
+
+    rows = []
+    for run in data["runs"]:
+        scheme, _, kind = run["scheme"].partition(" ")
+        codes = scheme.startswith("s8") or (not kind and data["isa"] == "amx")
+        here, there = run["nibble"], run["vLLM"]
+        rows.append([run["format"], f"`{scheme.split('_')[-1]}`", "int8" if codes else "bf16", str(run["streams"]), cell(here), cell(there),
+                     f"**{there['first_token_ms'] / here['first_token_ms']:.2f}×** · **{here['tokens_per_second'] / there['tokens_per_second']:.2f}×**"])
+    return (table(["format", "weights", "activations", "requests at a time", "nibble", "vLLM's own kernels", "speed-up"], rows)
+            + f"\n{data['model']} with random weights in bf16, {data['cpu']}, `{data['isa']}`, {data['threads']} threads, vLLM {data['vllm']}, PyTorch {data['torch']}; {data['tokens']} tokens after "
+            f"a prompt of {data['prompt']}, medians of {data['rounds']} rounds. Time to the first token · tokens per second of all requests after it.\n")
+
+
 def experts(data):
     """A row per number of tokens, a column per scheme: the time of the layer, how fast it reads the weights of the experts that are hit, and what uneven routing costs."""
     if data is None:
@@ -717,6 +737,7 @@ RENDERERS = {
     "activations": named("activations", "activations", "are"),
     "experts": experts,
     "generation": generation,
+    "serving": serving,
     "call_cost": call_cost,
     "loading": loading,
     "parallel": parallel,
@@ -733,7 +754,7 @@ RENDERERS = {
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),
             "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}
-MAY_BE_MISSING = {"bandwidth", "cpu_modes", "cpu_peers", "gpu_modes", "gpu_layers", "gpu_block", "gpu_gemm", "gpu_survey", "experts", "generation", "call_cost"}
+MAY_BE_MISSING = {"bandwidth", "cpu_modes", "cpu_peers", "gpu_modes", "gpu_layers", "gpu_block", "gpu_gemm", "gpu_survey", "experts", "generation", "serving", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 SUPPORT = ROOT / "docs/results/support.json"
 

@@ -139,7 +139,8 @@ struct PackedLayer {
   }
   std::size_t expert_bytes() const { return gate_up.front()[0].bytes().size() + down.front()[0].bytes().size(); }
 };
-Result<PackedLayer> pack_all(const MoeCase& layer, const Weights& weights, DType type, const BenchSpec& spec, BenchMachine& machine) {
+Result<PackedLayer> pack_all(const MoeCase& layer, const Weights& weights, DType type, const BenchSpec& spec,
+                             BenchMachine& machine) {
   const std::int64_t most = *std::ranges::max_element(layer.m);
   const LinearSpec second{.a_dtype = type, .m_max = most, .act_scheme = layer.scheme.act, .accumulation = spec.accumulation};
   LinearSpec first = second;

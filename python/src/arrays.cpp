@@ -164,8 +164,9 @@ Argument<Void>::Argument(nb::handle object, const char* what) : what_(what) {
   if (dtype == DType::none) dtype = from_dlpack(array.dtype);
   if (dtype == DType::none) {
     refuse_type(object);
-    throw Failure(StatusCode::unsupported, std::string(what) + " has elements of DLPack type code " + std::to_string(array.dtype.code) +
-                                               " with " + std::to_string(array.dtype.bits) + " bits, which nibble does not know");
+    throw Failure(StatusCode::unsupported, std::string(what) + " has elements of DLPack type code " +
+                                               std::to_string(array.dtype.code) + " with " + std::to_string(array.dtype.bits) +
+                                               " bits, which nibble does not know");
   }
   if (static_cast<std::size_t>(array.ndim) > view.shape.size())
     throw Failure(StatusCode::invalid_argument,

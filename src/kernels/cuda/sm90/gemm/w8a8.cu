@@ -91,9 +91,8 @@ cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cud
   const gpu_w8::Geometry& geo = task.weight.geometry;
   const bool grouped = task.acts.group != 0 || geo.block_rows != 0, precise = !grouped && !geo.integers && task.together > 0;
   const bool experts = task.experts.tiles != nullptr;
-  const W8A8Form form{
-      .grouped = grouped,
-      .token_rows = takes_tokens_as_rows(config.tokens, config.blocks, config.split, grouped, precise)};
+  const W8A8Form form{.grouped = grouped,
+                      .token_rows = takes_tokens_as_rows(config.tokens, config.blocks, config.split, grouped, precise)};
   if (experts && (config.split != 1 || precise || (geo.integers && grouped))) return cudaErrorInvalidValue;
   const W8A8Kernel kernel = experts && geo.integers ? w8a8_sm90_experts_s8(config.tokens, form.token_rows)
                             : experts               ? w8a8_sm90_experts_e4m3(config.tokens, grouped, form.token_rows)

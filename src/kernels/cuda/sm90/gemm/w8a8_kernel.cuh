@@ -62,7 +62,8 @@ W8A8Kernel experts_kernel_for(int tokens, bool token_rows) {
       else
         return &kLaunchable<w8a8_sm90_kernel<W8A8Products<W8A8Traits<Code, 64, false, false, false, false, true>>>>;
     case 128:
-      if (token_rows) return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 128, kGrouped, false, false, true, true>>>>;
+      if (token_rows)
+        return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 128, kGrouped, false, false, true, true>>>>;
       if constexpr (!kGrouped)
         return &kLaunchable<w8a8_sm90_kernel<W8A8Products<W8A8Traits<Code, 128, false, false, false, false, true>>>>;
       break;

@@ -87,7 +87,8 @@ struct W8A8TokenStore : W8A8Stages<T> {
   };
   __device__ std::uint32_t row_terms() const { return base + p.map.terms + warpgroup * (kRowTerms * 4 * kRows); }
   __device__ std::int64_t token_of(const Tokens& tokens, int i) const {
-    return min(first_token(tokens) + i / 2 * kPartTokens + i % 2 * 8 + lane / 4, tokens.end() - 1);  // those behind the last are not stored
+    return min(first_token(tokens) + i / 2 * kPartTokens + i % 2 * 8 + lane / 4,
+               tokens.end() - 1);  // those behind the last are not stored
   }
   __device__ bool stores_codes() const { return !T::kGrouped && p.codes_out; }
   /// Of groups × 256 tokens not: a lane's sums and the scales of their products leave no registers for it.
@@ -233,7 +234,8 @@ struct W8A8TokenStore : W8A8Stages<T> {
 #pragma unroll
       for (int unit = 0; unit < kPartSums / kUnitSums; ++unit) {
         const Sum* v = acc + i / 2 * kPartSums + kUnitSums * unit + i % 2 * 2;
-        if (token + further < tokens.end() && unit * 8 < rows) *reinterpret_cast<float2*>(d + unit * 8) = {value(v[0]), value(v[1])};
+        if (token + further < tokens.end() && unit * 8 < rows)
+          *reinterpret_cast<float2*>(d + unit * 8) = {value(v[0]), value(v[1])};
       }
     }
   }

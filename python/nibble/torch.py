@@ -18,11 +18,9 @@ A packed weight is a tensor of bytes (`to_tensor`), which modules hold as a buff
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import math
 import mmap
-import os
 import re
 import weakref
 from typing import Any, Callable, Mapping, Optional, Sequence
@@ -34,7 +32,7 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.nn.grad import conv2d_input
 
 import nibble
-from nibble import _arrays, _core
+from nibble import _arrays, _core, _torch_threads
 from nibble.errors import InvalidArgument, Unsupported
 
 __all__ = [
@@ -51,25 +49,7 @@ def __dir__() -> list[str]:
 _COMPUTED = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _share_threads() -> None:
-    """From here on nibble's loops run on the threads of PyTorch's operators, as many as torch.set_num_threads() says: those spin behind each
-    operator, and would slow down others. NIBBLE_NUM_THREADS asks for threads of nibble's own."""
-    if os.environ.get("NIBBLE_NUM_THREADS") or not torch.backends.openmp.is_available():
-        return
-    for place in (None, torch._C.__file__):  # as PyTorch's own calls are bound: first what was preloaded, then what it is linked with
-        try:
-            library = ctypes.CDLL(place)
-            parallel, max_threads = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in ("GOMP_parallel", "omp_get_max_threads"))
-            break
-        except (OSError, AttributeError):
-            continue
-    else:  # another kind of OpenMP
-        return
-    torch.get_num_threads()  # PyTorch sets the number with its first operator
-    _core.share_openmp(parallel, max_threads)
-
-
-_share_threads()
+_torch_threads.share()
 
 # --- weights as tensors ---------------------------------------------------------------------------------------------------------
 

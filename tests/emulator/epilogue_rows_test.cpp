@@ -83,6 +83,42 @@ TEST_P(EmulatedEpilogueRows, AddsThreeRowsInTheirOrder) {
   }
 }
 
+/// Each row as its expert alone would finish it; rows of none stay as they are.
+TEST_P(EmulatedEpilogueRows, GivesRowsTheBiasOfTheirExpert) {
+  const int m = 6, n = GetParam(), pitch = n + 3;
+  const std::vector<std::int32_t> expert_of = {1, 0, -1, 2, 1, -1};
+  std::mt19937 random(static_cast<unsigned>(n));
+  const auto numbers = [&](int count) {
+    std::vector<float> v(static_cast<std::size_t>(count));
+    for (float& x : v) x = (static_cast<float>(random() % 4001) - 2000) / 300;
+    return v;
+  };
+  const std::vector<float> sums = numbers(m * n);
+  std::vector<std::uint16_t> bias;
+  for (const float x : numbers(3 * pitch)) bias.push_back(emulator::to_half(DType::bf16, x));
+  for (const bool glu : {false, true}) {
+    if (glu && n % 2 != 0) continue;
+    const int width = glu ? n / 2 : n;
+    std::vector<float> d(static_cast<std::size_t>(m * width), -7.0f), expected = d;
+    epilogue::Element e;
+    e.acc_scale = 0.7f;
+    e.activation = Activation::silu;
+    e.glu_half = glu ? n / 2 : 0;
+    e.d = d.data(), e.d_stride = width;
+    e.bias = {bias.data(), DType::bf16};
+    const StoredSums rows{.data = sums.data(), .stride = n, .expert_of = expert_of.data(), .bias_pitch = 2 * pitch};
+    ASSERT_EQ(epilogue_rows(e, rows, m, n, nullptr), cudaSuccess);
+    for (int row = 0; row < m; ++row) {
+      const int expert = expert_of[static_cast<std::size_t>(row)];
+      if (expert < 0) continue;
+      e.d = expected.data() + row * width;
+      e.bias.data = bias.data() + expert * pitch;
+      ASSERT_EQ(epilogue_rows(e, {.data = sums.data() + row * n, .stride = n}, 1, n, nullptr), cudaSuccess);
+    }
+    EXPECT_EQ(d, expected) << glu;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Steps, EmulatedEpilogueRows, testing::Values(1, 100, 1024, 2500));
 
 }  // namespace

@@ -26,7 +26,8 @@ struct Params {
   StoredSums sums;
   std::int64_t m;
   int n;
-  bool vectors;  // rows of sums, or halves of rows, begin at multiples of 16 bytes
+  bool vectors;             // rows of sums, or halves of rows, begin at multiples of 16 bytes
+  std::int64_t bias_pitch;  // elements between the biases of experts
 };
 
 __device__ __forceinline__ float load_one(const StoredSums& sums, std::int64_t i) {
@@ -87,37 +88,25 @@ __device__ __forceinline__ void load(float (&v)[kColumns], const Params& p, std:
 }
 
 /// kRows: of sums, for a row of D. With one, the sums of a thread's next row are on their way while it finishes this one; three of them would
-/// take too many registers. kExperts: a row has the bias of its expert, with which thread 0 puts the epilogue into shared memory: a copy in
-/// registers would be spilled around calls of exp and erf.
+/// take too many registers. kExperts: a row has the bias of its expert, which is asked for with the row's sums.
 template <int kRows, bool kExperts = false>
 __global__ void __launch_bounds__(kThreads, kResident) epilogue_rows_kernel(const __grid_constant__ Params p) {
   let_successor_start();
   const int n = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * kColumns;
-  if (!kExperts && n >= p.n) return;
+  if (n >= p.n) return;
   wait_for_predecessor();
-  constexpr bool kAhead = kRows == 1 && !kExperts;
-  alignas(16) __shared__ std::uint8_t of_expert[kExperts ? sizeof(epilogue::Element) : 1];
+  constexpr bool kAhead = kRows == 1;
+  const epilogue::Element& epilogue = p.epilogue;
   float next[kRows][kColumns];
+  int next_expert = 0;
   const auto request = [&](std::int64_t m) {
+    if (kExperts) next_expert = __ldcg(p.sums.expert_of + m);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) load(next[r], p, m * kRows + r, n);
   };
   if (kAhead) request(blockIdx.y);
 #pragma unroll 1
   for (std::int64_t m = blockIdx.y; m < p.m; m += gridDim.y) {
-    if constexpr (kExperts) {
-      const int expert = __ldcg(p.sums.expert_of + m);
-      if (expert < 0) continue;
-      __syncthreads();  // the previous row has been stored
-      if (threadIdx.x == 0) {
-        epilogue::Element& own = *reinterpret_cast<epilogue::Element*>(of_expert);
-        own = p.epilogue;
-        if (own.bias.data != nullptr)
-          own.bias.data = static_cast<const std::uint8_t*>(own.bias.data) + expert * p.sums.bias_pitch;
-      }
-      __syncthreads();
-      if (n >= p.n) continue;
-    }
     if (!kAhead) request(m);
     float sum[kColumns];
 #pragma unroll
@@ -126,21 +115,23 @@ __global__ void __launch_bounds__(kThreads, kResident) epilogue_rows_kernel(cons
 #pragma unroll
       for (int r = 1; r < kRows; ++r) sum[i] = epilogue::add(sum[i], next[r][i]);
     }
+    const int expert = next_expert;
     if (kAhead && m + gridDim.y < p.m) request(m + gridDim.y);
-    const epilogue::Element& epilogue = kExperts ? *reinterpret_cast<const epilogue::Element*>(of_expert) : p.epilogue;
+    if (kExperts && expert < 0) continue;
+    const std::int64_t of_row = kExperts ? expert * p.bias_pitch : 0;
     if (epilogue.glu_half != 0) {
       if (n + kColumns <= p.n) {
-        epilogue.store_four_products(m, n, sum);
+        epilogue.store_four_products(m, n, sum, of_row);
       } else {
-        epilogue.store_products(m, n, {sum[0], sum[1], sum[2], sum[3]}, p.n);
-        if (n + 4 < p.n) epilogue.store_products(m, n + 4, {sum[4], sum[5], sum[6], sum[7]}, p.n);
+        epilogue.store_products(m, n, {sum[0], sum[1], sum[2], sum[3]}, p.n, of_row);
+        if (n + 4 < p.n) epilogue.store_products(m, n + 4, {sum[4], sum[5], sum[6], sum[7]}, p.n, of_row);
       }
     } else if (n + kColumns <= p.n) {
-      epilogue.store_eight(m, n, sum);
+      epilogue.store_eight(m, n, sum, of_row);
     } else {
 #pragma unroll 1  // the last columns of a row: code counts more than its time
       for (int i = 0; n + i < p.n; ++i) {
-        epilogue.store(m, n + i, sum[0]);
+        epilogue.store(m, n + i, sum[0], of_row);
 #pragma unroll
         for (int j = 1; j < kColumns; ++j) sum[j - 1] = sum[j];
       }
@@ -159,6 +150,7 @@ cudaError_t epilogue_rows(const epilogue::Element& epilogue, const StoredSums& s
   p.n = n;
   const std::int64_t bytes = bits(sums.type) / 8, apart = sums.halves ? n / 2 : 0;
   p.vectors = sums.stride * bytes % 16 == 0 && apart * bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(sums.data) % 16 == 0;
+  p.bias_pitch = sums.bias_pitch / (bits(epilogue.bias.type) / 8);
   const std::int64_t pieces = (std::int64_t{n} + kThreads * kColumns - 1) / (kThreads * kColumns);
   const dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(std::clamp<std::int64_t>(kCtas / pieces, 1, m)));
   const auto kernel = sums.each == 3              ? epilogue_rows_kernel<3>

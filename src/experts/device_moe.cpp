@@ -55,7 +55,7 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
   float* const results = arena.take<float>(pairs() * static_cast<std::size_t>(n)).data();
   const std::span<std::byte> meeting = arena.take<std::byte>(sizeof(cuda::Meeting));
   const bool fetches = fetches_rows(gate_up, rows) && experts::are_vectors(x) && !experts::changes_channels(gate_up_experts);
-  const bool sorts = fetches && rows <= cuda::kFewPairs;
+  const bool sorts = fetches && sorts_rows(gate_up, rows) && rows <= cuda::kFewPairs;
   if (!sorts) NIBBLE_RETURN_IF_ERROR(cuda::launch_sort_rows(sort, stream));
 
   const auto rows_of = [&](std::byte* data, DType type, std::int64_t columns) {

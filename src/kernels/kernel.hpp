@@ -179,8 +179,8 @@ struct Kernel {
   Sums sums = Sums::f32;
   /// The rows of a tile of a grouped product, all of which are one expert's; 0: it takes one weight only.
   int expert_rows = 0;
-  /// Of a grouped product: it fetches each row of A from where it lies (cuda::ExpertTiles::source), so that rows need not be gathered, and
-  /// sorts up to cuda::kFewPairs pairs itself (ExpertTiles::sort).
+  /// Of a grouped product: it fetches each row of A from where it lies (cuda::ExpertTiles::source), so that rows need not be gathered. A prepare
+  /// kernel does so for the product after it; a product that does so sorts up to cuda::kFewPairs pairs itself (ExpertTiles::sort).
   bool fetches_rows = false;
   /// Of a grouped product: whether one launch runs it and `second`, a product of the same kernel and of its results (StepArgs::joined, whose
   /// scratch is a cuda::Meeting); null: never.

@@ -11,8 +11,10 @@ namespace nibble {
 Result<Plan> plan_experts(const PackedWeight& first, std::int64_t experts, const LinearSpec& spec, const PlanOptions& options);
 /// The rows of a tile for m rows of A: of Kernel::expert_rows.
 int expert_rows(const Plan& plan, std::int64_t m);
-/// Whether it fetches m rows of A from where they lie: Kernel::fetches_rows.
+/// Whether its first step fetches m rows of A from where they lie, and whether that is the product, which sorts few of them:
+/// Kernel::fetches_rows.
 bool fetches_rows(const Plan& plan, std::int64_t m);
+bool sorts_rows(const Plan& plan, std::int64_t m);
 /// Runs it. A's rows are aligned to 16 bytes.
 Status run_experts(const Plan& plan, const PackedWeight& first, const cuda::ExpertTiles& experts, const ConstTensorView& a,
                    const TensorView& d, const Operands& operands, std::span<std::byte> workspace, Stream stream);

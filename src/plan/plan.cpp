@@ -238,7 +238,14 @@ Result<Plan> plan_experts(const PackedWeight& first, std::int64_t experts, const
 
 int expert_rows(const Plan& plan, std::int64_t m) { return plan.impl().bucket(plan.impl().served(m)).main->expert_rows; }
 
-bool fetches_rows(const Plan& plan, std::int64_t m) { return plan.impl().bucket(plan.impl().served(m)).main->fetches_rows; }
+bool fetches_rows(const Plan& plan, std::int64_t m) {
+  const Bucket& bucket = plan.impl().bucket(plan.impl().served(m));
+  return (bucket.prepare != nullptr ? bucket.prepare : bucket.main)->fetches_rows;
+}
+
+bool sorts_rows(const Plan& plan, std::int64_t m) {
+  return plan.impl().bucket(plan.impl().served(m)).prepare == nullptr && fetches_rows(plan, m);
+}
 
 Status run_experts(const Plan& plan, const PackedWeight& first, const cuda::ExpertTiles& experts, const ConstTensorView& a,
                    const TensorView& d, const Operands& operands, std::span<std::byte> workspace, Stream stream) {

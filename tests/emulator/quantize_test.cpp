@@ -47,7 +47,9 @@ struct Case {
   int group = 0;    // channels that share a scale; 0: all
   int padding = 0;  // elements between rows
   bool prescaled = false;
+  bool fetched = false;  // rows lie in another order, and `source` names them
 
+  int place(int row) const { return fetched ? m - 1 - row : row; }
   bool online() const { return kind >= Kind::terms; }
   bool offsets() const { return kind == Kind::s8_offsets || kind == Kind::offset_terms; }
   bool e4m3() const { return kind == Kind::e4m3_token || kind == Kind::groups || kind == Kind::halves; }
@@ -59,8 +61,8 @@ struct Case {
 std::string name(const Case& c) {
   const char* const kinds[] = {"s8",       "s8_zeros", "s8_static", "s8_offsets",  "e4m3",       "e4m3",
                                "s8_zeros", "halves",   "terms",     "plain_terms", "zero_terms", "offset_terms"};
-  return fmt::format("{}_{}_{}x{}_g{}{}{}", kinds[static_cast<int>(c.kind)], nibble::name(c.type), c.m, c.k, c.group,
-                     c.padding != 0 ? "_padded" : "", c.prescaled ? "_prescaled" : "");
+  return fmt::format("{}_{}_{}x{}_g{}{}{}{}", kinds[static_cast<int>(c.kind)], nibble::name(c.type), c.m, c.k, c.group,
+                     c.padding != 0 ? "_padded" : "", c.prescaled ? "_prescaled" : "", c.fetched ? "_fetched" : "");
 }
 
 class EmulatedQuantizer : public testing::TestWithParam<Case> {};
@@ -79,7 +81,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
     for (int k = 0; k < c.k; ++k) {
       const bool spoiled = m == 1 && k == c.k / 2;  // an infinity, whose row or group becomes NaN
       const float value = spoiled ? -std::numeric_limits<float>::infinity() : (static_cast<float>(random() % 4001) - 1500) / 512;
-      std::uint8_t* to = a.data() + static_cast<std::size_t>((m * stride + k) * element);
+      std::uint8_t* to = a.data() + static_cast<std::size_t>((c.place(m) * stride + k) * element);
       float& read = x[static_cast<std::size_t>(m * c.k + k)];
       if (c.type == DType::f32) {
         std::memcpy(to, &value, 4), read = value;
@@ -103,6 +105,10 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
   QuantizeTask task;
   task.a = a.data(), task.type = c.type, task.a_stride = stride, task.m = c.m, task.k = c.k;
   if (c.prescaled) task.prescale = prescale.data();
+  constexpr int kDivisor = 3;
+  std::vector<std::int32_t> source;
+  for (int m = 0; m < c.m; ++m) source.push_back(kDivisor * c.place(m) + m % kDivisor);
+  if (c.fetched) task.source = source.data(), task.divisor = kDivisor;
   task.codes_type = c.e4m3() ? DType::e4m3 : DType::s8;
   task.zero_points = c.zeros();
   task.group = c.group;
@@ -260,6 +266,12 @@ constexpr Case kCases[] = {
     {Kind::offset_terms, DType::bf16, 2, 33000},
     {Kind::offset_terms, DType::f16, 7, 28672},
     {Kind::offset_terms, DType::f32, 2, 40000},
+    {.kind = Kind::s8_token, .type = DType::bf16, .m = 7, .k = 1000, .fetched = true},
+    {.kind = Kind::s8_static, .type = DType::bf16, .m = 5, .k = 64, .fetched = true},
+    {.kind = Kind::s8_zeros, .type = DType::f16, .m = 5, .k = 70000, .fetched = true},
+    {.kind = Kind::s8_offsets, .type = DType::bf16, .m = 9, .k = 416, .group = 32, .fetched = true},
+    {.kind = Kind::groups, .type = DType::bf16, .m = 70, .k = 1536, .group = 128, .fetched = true},
+    {.kind = Kind::terms, .type = DType::bf16, .m = 40, .k = 2048, .group = 128, .fetched = true},
 };
 
 INSTANTIATE_TEST_SUITE_P(Quantizer, EmulatedQuantizer, testing::ValuesIn(kCases),

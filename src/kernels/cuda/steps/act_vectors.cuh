@@ -24,6 +24,11 @@ struct ActSource {
   const std::int32_t* perm = nullptr;
   const float* prescale = nullptr;
   bool vector_loads = false, vector_prescale = false;
+  const std::int32_t* source = nullptr;  // as QuantizeTask's
+  int divisor = 1;
+
+  /// Where row `row` of A lies, which the kernel before may have written.
+  __device__ std::int64_t place(std::int64_t row) const { return source == nullptr ? row : __ldcg(source + row) / divisor; }
 };
 
 inline bool aligned(const void* p, std::int64_t stride, int bytes) {
@@ -38,7 +43,9 @@ inline ActSource act_source(const QuantizeTask& task) {
           .perm = task.perm,
           .prescale = task.prescale,
           .vector_loads = aligned(task.a, task.a_stride * element, std::min(16, kEach * element)),
-          .vector_prescale = task.perm == nullptr && aligned(task.prescale, 0, 16)};
+          .vector_prescale = task.perm == nullptr && aligned(task.prescale, 0, 16),
+          .source = task.source,
+          .divisor = task.divisor};
 }
 
 template <DType kType>

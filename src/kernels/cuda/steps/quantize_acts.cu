@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
 
   wait_for_predecessor();
   Raw<kType> raw[V];
-  load(raw, p.source, row, [=](int v) { return first + v * step; });
+  load(raw, p.source, p.source.place(row), [=](int v) { return first + v * step; });
   // Long rows leave no registers for the places of their vectors, which are computed once more.
   const auto again = [](int place) { return kWhole && V == kLongVectors<kType> ? opaque(place) : place; };
   quantize_row<kType, V, kOutput, kWhole>(raw, p, team, row, exists, again(first), again(step), ranges, sums);
@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
   const int segment = t.group == 0 || t.group >= p.k ? p.k : static_cast<int>(t.group);
   const int step = static_cast<int>(blockDim.x) * kEach;
   wait_for_predecessor();
+  const std::int64_t from = p.source.place(row);
   std::int32_t sum = 0;
 #pragma unroll 1
   for (int begin = 0; begin < p.k; begin += segment) {
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
 #pragma unroll 1
       for (int channel = begin + team.thread * kEach; channel < end; channel += step) {
         Raw<kType> raw[1];
-        load(raw, p.source, row, [=](int) { return channel; });
+        load(raw, p.source, from, [=](int) { return channel; });
         range.take(range_of<kOffsets>(raw, p, channel, 0));
       }
       rule = rule_of<kOffsets>(t, team.reduce(range, ranges));
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
     for (int base = begin; base < last; base += step) {  // uniform over the warp: online vectors are exchanged between neighbours
       const int channel = base + team.thread * kEach;
       Raw<kType> raw[1];
-      load(raw, p.source, row, [=](int) { return channel; });
+      load(raw, p.source, from, [=](int) { return channel; });
       if constexpr (kIsOnline<kOutput>)
         finish_wna8<kOffsets>(raw[0], p, row, channel, rule, true);
       else if (channel < last)
@@ -176,8 +177,9 @@ constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / 2;  //
 
 /// Contiguous rows as a single one: a known scale is the same for all rows, and short rows would leave most threads of a CTA idle.
 QuantizeTask one_row(const QuantizeTask& task) {
-  const bool one = task.known && task.a_stride == task.k && task.pitch == task.k && std::max(task.columns, task.k) == task.k &&
-                   task.perm == nullptr && task.prescale == nullptr && task.sums == nullptr && task.terms == nullptr &&
+  const bool one = task.known && task.source == nullptr && task.a_stride == task.k && task.pitch == task.k &&
+                   std::max(task.columns, task.k) == task.k && task.perm == nullptr && task.prescale == nullptr &&
+                   task.sums == nullptr && task.terms == nullptr &&
                    task.m <= kMost / 4 / task.k;  // parts of a row are counted in 16 bits
   if (!one) return task;
   QuantizeTask row = task;
@@ -215,7 +217,7 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   const bool whole = task.prescale == nullptr && task.perm == nullptr && p.source.vector_loads && p.vector_stores &&
                      p.k % kEach == 0 && p.columns == p.k;
   const bool online = task.terms != nullptr, given = task.type == DType::s8;
-  if (given && (!online || task.prescale != nullptr)) return cudaErrorInvalidValue;
+  if (given && (!online || task.prescale != nullptr || task.source != nullptr)) return cudaErrorInvalidValue;
   if (online && (task.fold < 1 || columns % task.fold != 0 || task.codes_type != DType::s8 || task.sums != nullptr ||
                  (task.term_offsets && (!task.term_pairs || task.known))))
     return cudaErrorInvalidValue;

@@ -34,7 +34,8 @@ struct BlockParams {
 /// Where a row's channels are.
 struct RowOfMatrix {
   std::int64_t first;
-  __device__ RowOfMatrix(const BlockParams& p, std::int64_t row) : first(row * p.task.a_stride) {}
+  __device__ RowOfMatrix(const BlockParams& p, std::int64_t row)
+      : first((p.task.source == nullptr ? row : __ldcg(p.task.source + row) / p.task.divisor) * p.task.a_stride) {}
   __device__ std::int64_t at(const BlockParams& p, int k) const {
     return first + (p.task.perm == nullptr ? k : __ldg(p.task.perm + k));
   }

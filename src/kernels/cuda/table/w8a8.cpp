@@ -99,6 +99,7 @@ QuantizeTask rows_to_quantize(const StepArgs& args) {
                     .sums = const_cast<std::int32_t*>(acts.sums),
                     .sum_row = 1};
   if (w.act_limit) task.limit = *w.act_limit;
+  if (args.experts != nullptr) task.source = args.experts->source, task.divisor = args.experts->divisor;
   return task;
 }
 
@@ -121,6 +122,7 @@ constexpr Kernel prepare_row(ActForm form, std::string_view summary, std::string
           .tile = {},
           .summary = summary,
           .form = form,
+          .fetches_rows = variant.empty(),
           .accepts = accepts_prepare,
           .cost_us = prepare_cost_us,
           .workspace = prepare_workspace,

@@ -50,6 +50,7 @@ QuantizeTask quantize_task(const StepArgs& args) {
   task.k = w.k;
   task.perm = reinterpret_cast<const std::int32_t*>(w.device.perm.data());
   task.prescale = reinterpret_cast<const float*>(w.device.prescale.data());
+  if (args.experts != nullptr) task.source = args.experts->source, task.divisor = args.experts->divisor;
   return task;
 }
 
@@ -302,6 +303,7 @@ constexpr Kernel kPrepareRow{
     .tile = {},
     .summary = "puts int8 activations, quantized here or given as codes, in the channel order of gpu_n64k128, with sums",
     .form = kForm,
+    .fetches_rows = true,
     .accepts = accepts_prepare,
     .cost_us = prepare_cost_us,
     .workspace = prepare_workspace,
@@ -310,6 +312,7 @@ constexpr Kernel kPrepareRow{
 Kernel norm_row() {
   Kernel row = kPrepareRow;
   row.variant = "norm";
+  row.fetches_rows = false;
   row.summary =
       "RMSNorm or LayerNorm of the activations, which are quantized to int8 in the channel order of gpu_n64k128, with sums";
   return row;

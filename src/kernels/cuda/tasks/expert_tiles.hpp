@@ -23,9 +23,9 @@ struct ExpertTiles {
   int most = 0;                       // tiles, at most: known to the host
   std::int64_t weight_pitch = 0;
   const std::int32_t* source = nullptr;  // [M], device memory: row r of A is row source[r] / divisor in memory; null: row r
-  int divisor = 1;                       // only for kernels with Kernel::fetches_rows
+  int divisor = 1;                       // only for Kernel::fetches_rows
   const SortTask* sort =
-      nullptr;  // host memory: of up to kFewPairs pairs, which the kernel sorts first; only for the same kernels
+      nullptr;  // host memory: of up to kFewPairs pairs, which the kernel sorts first; only for products that fetch rows themselves
   const float* scale2 = nullptr;            // [E], device memory: what sums of each expert are multiplied by; null: nothing
   const std::int32_t* expert_of = nullptr;  // [M], device memory: of each row of A; −1: none. For the last step
   std::int64_t bias_pitch = 0;              // bytes between biases of experts. For the last step

@@ -16,6 +16,8 @@ struct QuantizeTask {
   DType type = DType::f16;    // f32, f16 or bf16; or s8: codes, which are `given`
   std::int64_t a_stride = 0;  // elements between rows
   std::int64_t m = 0, k = 0;
+  const std::int32_t* source = nullptr;  // [M], of floats: row r of A is row source[r] / divisor in memory; null: row r
+  int divisor = 1;
   const std::int32_t* perm = nullptr;                    // [K]: position k is input channel perm[k]; null: in order
   const float* prescale = nullptr;                       // [K]: what an input channel is multiplied by first
   float limit = std::numeric_limits<float>::infinity();  // ranges end at ±limit; larger magnitudes saturate

@@ -107,7 +107,7 @@ Status GroupedPlan::Impl::run_on_device(const PackedExperts& of, const ConstTens
 //
 //   ids ──sort_rows──▶ pair_of, row_of, tiles;   A, gate, residual ──gather by pair_of──▶ sorted ──product──▶ results ──gather by row_of──▶ D
 //
-// Workspace: pair_of | row_of | expert_of | tiles | their count | rows of A | results | gate | residual | of the plan
+// Workspace: pair_of | row_of | expert_of | run_counts | tiles | their count | rows of A | results | gate | residual | of the plan
 
 std::size_t GroupedPlan::Impl::device_ids_workspace_bytes() const {
   const auto rows = static_cast<std::size_t>(spec.m_max);
@@ -115,8 +115,8 @@ std::size_t GroupedPlan::Impl::device_ids_workspace_bytes() const {
     return part(rows, static_cast<std::size_t>(experts::gathered_pitch(width) * bits(type) / 8));
   };
   const EpilogueSpec& e = spec.epilogue;
-  return kDeviceAlignment + 3 * part(rows, sizeof(std::int32_t)) + part(rows, sizeof(cuda::ExpertTile)) + part(1, sizeof(int)) +
-         matrix(k, spec.a_dtype) + matrix(columns(), e.out) +
+  return kDeviceAlignment + 3 * part(rows, sizeof(std::int32_t)) + part(cuda::sort_counts(spec.m_max, experts), sizeof(int)) +
+         part(rows, sizeof(cuda::ExpertTile)) + part(1, sizeof(int)) + matrix(k, spec.a_dtype) + matrix(columns(), e.out) +
          static_cast<std::size_t>(e.gate + e.residual) * matrix(columns(), DType::f32) + plan.workspace_bytes();
 }
 
@@ -144,6 +144,7 @@ Status GroupedPlan::Impl::run_ids_on_device(const PackedExperts& of, const Const
                       .rows = static_cast<int>(all),
                       .top_k = static_cast<int>(ids.dim(1))};
   for (std::int32_t** each : {&sort.pair_of, &sort.row_of, &sort.expert_of}) *each = arena.take<std::int32_t>(room).data();
+  sort.run_counts = arena.take<int>(cuda::sort_counts(spec.m_max, experts)).data();
   sort.products[0] = {expert_rows(plan, all), arena.take<cuda::ExpertTile>(room).data(), arena.take<int>(1).data()};
   const auto matrix = [&](std::int64_t width, DType type) {
     return arena.take<std::byte>(room * static_cast<std::size_t>(experts::gathered_pitch(width) * bits(type) / 8));

@@ -6,7 +6,7 @@
 // The host knows R, but not which expert has how many rows. Nothing waits for that. A kernel that fetches rows from where they lie needs no gather
 // before it, sorts few rows itself, and where both products are its own runs them in one launch.
 //
-// Workspace: of the sort (pair_of, row_of, expert_of, tiles and their counts) | x of rows | hidden | hidden gathered | results |
+// Workspace: of the sort (pair_of, row_of, expert_of, run_counts, tiles and their counts) | x of rows | hidden | hidden gathered | results |
 //            of two products in one launch | of the plans
 #include <algorithm>
 
@@ -25,8 +25,10 @@ using experts::part;
 std::size_t MoePlan::Impl::device_workspace_bytes() const {
   const auto x_pitch = static_cast<std::size_t>(experts::gathered_pitch(k) * bits(x_type) / 8);
   const auto hidden_pitch = static_cast<std::size_t>(experts::gathered_pitch(hidden) * bits(hidden_type) / 8);
-  return kDeviceAlignment + 3 * part(pairs(), sizeof(std::int32_t)) + 2 * part(pairs(), sizeof(cuda::ExpertTile)) +
-         part(2, sizeof(int)) + part(pairs(), x_pitch) + 2 * part(pairs(), hidden_pitch) + part(1, sizeof(cuda::Meeting)) +
+  return kDeviceAlignment + 3 * part(pairs(), sizeof(std::int32_t)) +
+         part(cuda::sort_counts(static_cast<std::int64_t>(pairs()), experts), sizeof(int)) +
+         2 * part(pairs(), sizeof(cuda::ExpertTile)) + part(2, sizeof(int)) + part(pairs(), x_pitch) +
+         2 * part(pairs(), hidden_pitch) + part(1, sizeof(cuda::Meeting)) +
          part(pairs(), static_cast<std::size_t>(n) * sizeof(float)) + std::max(gate_up.workspace_bytes(), down.workspace_bytes());
 }
 
@@ -45,6 +47,7 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
                       .rows = static_cast<int>(rows),
                       .top_k = static_cast<int>(spec.top_k)};
   for (std::int32_t** each : {&sort.pair_of, &sort.row_of, &sort.expert_of}) *each = arena.take<std::int32_t>(pairs()).data();
+  sort.run_counts = arena.take<int>(cuda::sort_counts(static_cast<std::int64_t>(pairs()), experts)).data();
   const Plan* const plans[] = {&gate_up, &down};
   int* const counts = arena.take<int>(2).data();
   for (std::size_t i = 0; i < 2; ++i)

@@ -1,11 +1,14 @@
 // Sorting rows by expert, gathering them, and adding up the results of a token's experts.
 //
-//   sort      one CTA of up to 32 warps; warp w has the pairs of its run, W runs in all, 32 pairs at a time
+//   sort      CTAs of up to 32 warps; warp w has the pairs of its run, W runs in all, 32 pairs at a time
 //
 //     pairs         │  run of warp 0   │  run of warp 1   │ …
 //     count         counts[w][e]: the pairs of expert e in the run
 //     add           over the warps of an expert, then over experts: begin[w][e], where the run's first pair of e goes
 //     place         the run once more: a pair goes to begin[w][e], plus its rank among the lanes of that expert
+//
+//     One CTA sorts up to 2048 pairs. Of more, whose places one multiprocessor would take long to write, a launch before counts the pairs of each
+//     CTA's runs, and every CTA adds up the counts of all.
 //
 //   up to 32      one warp, a lane a pair: device/sort_few.cuh
 //
@@ -53,7 +56,8 @@ __device__ Scanned scan(int value, int* sums) {
 
 struct SortParams {
   SortTask task;
-  int warps;   // that have pairs
+  int ctas;    // that have pairs
+  int warps;   // of a CTA
   int run;     // pairs of a warp, a multiple of 32
   bool dense;  // ids follow one another
 };
@@ -69,7 +73,7 @@ __device__ __forceinline__ void for_each_pair(const SortParams& p, Use use) {
   constexpr int kAhead = 4;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   if (warp >= p.warps) return;
-  const int begin = warp * p.run, end = min(begin + p.run, p.task.rows);
+  const int begin = (static_cast<int>(blockIdx.x) * p.warps + warp) * p.run, end = min(begin + p.run, p.task.rows);
 #pragma unroll 1
   for (int first = begin; first < end; first += 32 * kAhead) {
     int ids[kAhead];
@@ -89,29 +93,46 @@ __device__ __forceinline__ void for_each_pair(const SortParams& p, Use use) {
   }
 }
 
-/// Rows of the experts from ids: fills pair_of, row_of and expert_of. Returns the number of rows of expert threadIdx.x, and its first.
-__device__ int sort_pairs(const SortParams& p, int* counts, int* sums, int& first) {
-  const SortTask& task = p.task;
-  const int e = static_cast<int>(threadIdx.x), warp = e / 32;
-  for (int i = e; i < p.warps * task.experts; i += kSortThreads) counts[i] = 0;
+/// Counts the pairs of the CTA's runs: counts[w][e]. Returns those of expert threadIdx.x.
+__device__ int count_pairs(const SortParams& p, int* counts) {
+  const int e = static_cast<int>(threadIdx.x);
+  for (int i = e; i < p.warps * p.task.experts; i += kSortThreads) counts[i] = 0;
   __syncthreads();
-  int* const own = counts + warp * task.experts;
+  int* const own = counts + e / 32 * p.task.experts;
   for_each_pair(p, [&](int, bool, int id, int rank, int of) {
     if (id >= 0 && rank == 0) own[id] += of;
   });
   __syncthreads();
   int count = 0;
-  if (e < task.experts)
-    for (int w = 0; w < p.warps; ++w) count += counts[w * task.experts + e];
+  if (e < p.task.experts)
+    for (int w = 0; w < p.warps; ++w) count += counts[w * p.task.experts + e];
+  return count;
+}
+
+/// Rows of the experts from ids: fills pair_of, row_of and expert_of. Returns the number of rows of expert threadIdx.x, and its first.
+__device__ int sort_pairs(const SortParams& p, int* counts, int* sums, int& first) {
+  const SortTask& task = p.task;
+  const int e = static_cast<int>(threadIdx.x), cta = static_cast<int>(blockIdx.x);
+  int count = count_pairs(p, counts), before = 0;  // of all CTAs, of those before this one
+  if (p.ctas > 1) {
+    count = 0;
+#pragma unroll 8
+    for (int i = 0; i < p.ctas; ++i) {
+      const int others = e < task.experts ? __ldcg(task.run_counts + i * task.experts + e) : 0;
+      count += others;
+      if (i < cta) before += others;
+    }
+  }
   const Scanned rows = scan(count, sums);
   first = rows.end - count;
   if (e < task.experts)
-    for (int w = 0, at = first; w < p.warps; ++w) {
+    for (int w = 0, at = first + before; w < p.warps; ++w) {
       const int of_warp = counts[w * task.experts + e];
       counts[w * task.experts + e] = at;
       at += of_warp;
     }
   __syncthreads();
+  int* const own = counts + e / 32 * task.experts;
   for_each_pair(p, [&](int pair, bool exists, int id, int rank, int of) {
     if (id >= 0) {
       const int row = own[id] + rank;
@@ -124,7 +145,8 @@ __device__ int sort_pairs(const SortParams& p, int* counts, int* sums, int& firs
     __syncwarp();
     if (id >= 0 && rank == 0) own[id] += of;
   });
-  for (int row = rows.all + e; row < task.rows; row += kSortThreads) task.pair_of[row] = 0, task.expert_of[row] = -1;
+  if (cta == 0)
+    for (int row = rows.all + e; row < task.rows; row += kSortThreads) task.pair_of[row] = 0, task.expert_of[row] = -1;
   return count;
 }
 
@@ -155,6 +177,13 @@ __device__ int given_rows(const SortTask& task, int* firsts, int& first) {
   return count;
 }
 
+__global__ void __launch_bounds__(kSortThreads) count_pairs_kernel(const __grid_constant__ SortParams p) {
+  extern __shared__ int sort_memory[];
+  wait_for_predecessor();
+  const int count = count_pairs(p, sort_memory), e = static_cast<int>(threadIdx.x);
+  if (e < p.task.experts) p.task.run_counts[static_cast<int>(blockIdx.x) * p.task.experts + e] = count;
+}
+
 __global__ void __launch_bounds__(kSortThreads) sort_rows_kernel(const __grid_constant__ SortParams p) {
   extern __shared__ int sort_memory[];  // sums, then counts, or where experts begin and their counts
   int* const sums = sort_memory;
@@ -169,7 +198,7 @@ __global__ void __launch_bounds__(kSortThreads) sort_rows_kernel(const __grid_co
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
     const SortTask::Tiles& product = p.task.products[i];
-    if (product.rows == 0) continue;
+    if (product.rows == 0 || blockIdx.x != 0) continue;  // one CTA has the tiles of all
     const int tiles = (count + product.rows - 1) / product.rows;
     const auto [end, all] = scan(tiles, sums);
     for (int t = 0; t < tiles; ++t)
@@ -345,16 +374,26 @@ cudaError_t sort_rows(const SortTask& task, cudaStream_t stream) {
   if (given != 1 || task.experts < 1 || task.experts > kMostExperts || task.rows < 1) return cudaErrorInvalidValue;
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
-  SortParams p{.task = task, .warps = 0, .run = 0, .dense = task.choice_stride == 1 && task.token_stride == task.top_k};
+  SortParams p{
+      .task = task, .ctas = 1, .warps = 0, .run = 0, .dense = task.choice_stride == 1 && task.token_stride == task.top_k};
   if (task.ids != nullptr && task.rows <= kFewPairs)
     return launch_dependent(sort_few_rows_kernel, dim3(1), dim3(32), 0, stream, task);
+  if (task.ids != nullptr) p.ctas = sort_ctas(task.rows);
+  if (p.ctas > 1 && task.run_counts == nullptr) return cudaErrorInvalidValue;
   const int groups = (task.rows + 31) / 32, fit = (most / 4 - kSortThreads) / task.experts;
-  p.warps = std::min({groups, kSortWarps, fit});
-  p.run = (groups + p.warps - 1) / p.warps * 32;
-  const int smem = 4 * (kSortThreads + (task.ids == nullptr ? kSortThreads : p.warps * task.experts));
+  p.warps = std::min({(groups + p.ctas - 1) / p.ctas, kSortWarps, fit});
+  p.run = (groups + p.ctas * p.warps - 1) / (p.ctas * p.warps) * 32;
+  const int counts = p.warps * task.experts;
   const auto& kernel = kLaunchable<sort_rows_kernel>;
   if (const cudaError_t e = kernel.allow_all_shared()) return e;
-  return launch_dependent(kernel.kernel, dim3(1), dim3(kSortThreads), smem, stream, p);
+  const dim3 grid(static_cast<unsigned>(p.ctas));
+  if (p.ctas > 1) {
+    const auto& count = kLaunchable<count_pairs_kernel>;
+    if (const cudaError_t e = count.allow_all_shared()) return e;
+    if (const cudaError_t e = launch_dependent(count.kernel, grid, dim3(kSortThreads), 4 * counts, stream, p)) return e;
+  }
+  const int smem = 4 * (kSortThreads + (task.ids == nullptr ? kSortThreads : counts));
+  return launch_dependent(kernel.kernel, grid, dim3(kSortThreads), smem, stream, p);
 }
 
 cudaError_t gather_expert_rows(const GatherRowsTask& task, cudaStream_t stream) {

@@ -1,6 +1,7 @@
 // The arguments of the steps around grouped products (steps/experts.hpp): plain values, host and device.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "epilogue/element.hpp"
@@ -19,6 +20,19 @@ constexpr int kFewPairs = 32;
 /// tile that is not full.
 constexpr int most_tiles(std::int64_t rows, std::int64_t experts, int each) {
   return static_cast<int>(rows < experts ? rows : experts + (rows - experts) / each);
+}
+
+/// CTAs that sort so many pairs. Each counts the pairs of its run first, and must know the counts of the others before it places them: a launch more,
+/// which pays where one CTA would take longer.
+constexpr int kPairsOfCta = 1024;
+constexpr int sort_ctas(std::int64_t pairs) {
+  constexpr std::int64_t kAlone = 2 * kPairsOfCta, kMost = 32;
+  const std::int64_t ctas = (pairs + kPairsOfCta - 1) / kPairsOfCta;
+  return static_cast<int>(pairs <= kAlone ? 1 : ctas < kMost ? ctas : kMost);
+}
+/// Integers of SortTask::run_counts.
+constexpr std::size_t sort_counts(std::int64_t pairs, std::int64_t experts) {
+  return static_cast<std::size_t>(sort_ctas(pairs) * experts);
 }
 
 /// What nibble::route() reads and writes, in device memory; E ≤ kMostExperts.
@@ -50,6 +64,7 @@ struct SortTask {
       nullptr;  // [rows], of ids: the pair, token · top_k + choice, whose row each one is; sorted by expert, then by pair
   std::int32_t* row_of = nullptr;     // [rows], the inverse, by pair; −1 of pairs without an expert
   std::int32_t* expert_of = nullptr;  // [rows]: of each row; −1 of those that are no expert's
+  int* run_counts = nullptr;          // [sort_counts(rows, E)], of ids: what CTAs tell each other
 
   /// The tiles of up to two products, in the order of experts. rows 0: none.
   struct Tiles {

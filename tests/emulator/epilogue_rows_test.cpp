@@ -119,6 +119,43 @@ TEST_P(EmulatedEpilogueRows, GivesRowsTheBiasOfTheirExpert) {
   }
 }
 
+/// The kernel of a glu alone, against the one of every epilogue, which a D with a row length of its own asks for.
+TEST(EmulatedGluRows, GivesTheSameGluByBothKernels) {
+  const int m = 5, n = 2100 / 16 * 16, half = n / 2;
+  const std::vector<std::int32_t> expert_of = {1, -1, 0, 1, 0};
+  std::mt19937 random(3);
+  const auto halves = [&](DType type, int count) {
+    std::vector<uint4> memory(static_cast<std::size_t>(count) / 8 + 1);
+    auto* const v = reinterpret_cast<std::uint16_t*>(memory.data());
+    for (int i = 0; i < count; ++i) v[i] = emulator::to_half(type, (static_cast<float>(random() % 4001) - 2000) / 300);
+    return memory;
+  };
+  for (const DType type : {DType::f16, DType::bf16})
+    for (const Activation activation : {Activation::silu, Activation::gelu_tanh, Activation::none})
+      for (int i = 0; i < 16; ++i) {
+        const bool apart = i & 1, biased = i & 2, of_experts = i & 4, limited = i & 8;
+        const std::vector<uint4> sums = halves(type, m * n), bias = halves(DType::bf16, 2 * n);
+        StoredSums rows{.data = sums.data(), .type = type, .stride = n, .halves = apart};
+        if (of_experts) rows.expert_of = expert_of.data(), rows.bias_pitch = 2 * n;
+        epilogue::Element e;
+        e.activation = activation;
+        e.glu_half = half;
+        if (limited) e.glu_limits = {5.0f, 1.0f};
+        if (biased) e.bias = {bias.data(), DType::bf16};
+        e.out = type;
+        const auto finished = [&](int stride) {
+          std::vector<uint4> memory(static_cast<std::size_t>(m * stride) / 8 + 1);
+          e.d = memory.data(), e.d_stride = stride;
+          EXPECT_EQ(epilogue_rows(e, rows, m, n, nullptr), cudaSuccess);
+          std::vector<std::uint16_t> d;
+          for (int row = 0; row < m; ++row)
+            for (int j = 0; j < half; ++j) d.push_back(reinterpret_cast<const std::uint16_t*>(memory.data())[row * stride + j]);
+          return d;
+        };
+        ASSERT_EQ(finished(half), finished(half + 1)) << name(type) << " " << name(activation) << " " << i;
+      }
+}
+
 INSTANTIATE_TEST_SUITE_P(Steps, EmulatedEpilogueRows, testing::Values(1, 100, 1024, 2500));
 
 }  // namespace

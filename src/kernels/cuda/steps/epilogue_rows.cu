@@ -139,6 +139,122 @@ __global__ void __launch_bounds__(kThreads, kResident) epilogue_rows_kernel(cons
   }
 }
 
+// ---- a glu of 16-bit sums, and nothing else but a bias: the usual layer
+//
+// What the kernel above asks for every row, a CTA asks once, so that a row is loads, the function and a store: of experts the others are as
+// long as the product.
+
+constexpr int kProducts = 8;  // of a thread: a vector of D
+
+/// Elements i … i + 7 of a bias, which need not be aligned.
+__device__ __forceinline__ void load_bias(float (&v)[kProducts], const epilogue::Operand& bias, std::int64_t i) {
+  if (bias.type == DType::f32) {
+#pragma unroll
+    for (int j = 0; j < kProducts; ++j) v[j] = static_cast<const float*>(bias.data)[i + j];
+  } else {
+#pragma unroll
+    for (int j = 0; j < kProducts; ++j) v[j] = bias.at(i + j);
+  }
+}
+
+template <DType kType>
+struct GluRows {
+  const Params& p;
+
+  /// Sums of a row: of channels j … j + 7 of both halves, or pairs of them.
+  struct Sums {
+    uint4 first, second;
+  };
+  __device__ Sums request(std::int64_t row, int j) const {
+    const auto* const sums = static_cast<const std::uint16_t*>(p.sums.data) + row * p.sums.stride;
+    const auto at = [sums](int i) { return __ldcg(reinterpret_cast<const uint4*>(sums + i)); };
+    return p.sums.halves ? Sums{at(j), at(p.n / 2 + j)} : Sums{at(2 * j), at(2 * j + kProducts)};
+  }
+  __device__ void convert(const Sums& sums, float (&gates)[kProducts], float (&others)[kProducts]) const {
+    const std::uint32_t word[kProducts] = {sums.first.x,  sums.first.y,  sums.first.z,  sums.first.w,
+                                           sums.second.x, sums.second.y, sums.second.z, sums.second.w};
+#pragma unroll
+    for (int i = 0; i < kProducts; ++i) {
+      if (p.sums.halves) {
+        gates[i] = half_of(word[i / 2], i % 2, kType);
+        others[i] = half_of(word[kProducts / 2 + i / 2], i % 2, kType);
+      } else {
+        gates[i] = half_of(word[i], 0, kType);
+        others[i] = half_of(word[i], 1, kType);
+      }
+    }
+  }
+  __device__ static std::uint32_t pair(float low, float high) {
+    if constexpr (kType == DType::f16) {
+      const __half2 both = __floats2half2_rn(low, high);
+      return reinterpret_cast<const std::uint32_t&>(both);
+    } else {
+      const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+      return reinterpret_cast<const std::uint32_t&>(both);
+    }
+  }
+
+  /// Rows blockIdx.y, blockIdx.y + gridDim.y, …; the sums of the next one are on their way meanwhile.
+  template <class Function>
+  __device__ __forceinline__ void run(Function function) const {
+    const int j = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * kProducts;
+    if (j >= p.n / 2) return;
+    const epilogue::Element& e = p.epilogue;
+    const bool of_experts = p.sums.expert_of != nullptr,
+               limited = e.glu_limits.limit != epilogue::kInfinity || e.glu_limits.offset != 0;
+    const auto expert_of = [&](std::int64_t row) { return of_experts ? __ldcg(p.sums.expert_of + row) : 0; };
+    std::int64_t m = blockIdx.y;
+    Sums next = request(m, j);
+    int next_expert = expert_of(m);
+#pragma unroll 1
+    for (; m < p.m; m += gridDim.y) {
+      float gates[kProducts], others[kProducts];
+      convert(next, gates, others);
+      const int expert = next_expert;
+      if (m + gridDim.y < p.m) next = request(m + gridDim.y, j), next_expert = expert_of(m + gridDim.y);
+      if (expert < 0) continue;
+      if (e.bias.data != nullptr) {
+        float bias[kProducts];
+        load_bias(bias, e.bias, expert * p.bias_pitch + j);
+#pragma unroll
+        for (int i = 0; i < kProducts; ++i) gates[i] = epilogue::add(gates[i], bias[i]);
+        load_bias(bias, e.bias, expert * p.bias_pitch + p.n / 2 + j);
+#pragma unroll
+        for (int i = 0; i < kProducts; ++i) others[i] = epilogue::add(others[i], bias[i]);
+      }
+      if (limited) {
+#pragma unroll
+        for (int i = 0; i < kProducts; ++i) gates[i] = e.glu_limits.gate(gates[i]), others[i] = e.glu_limits.other(others[i]);
+      }
+      std::uint32_t word[kProducts / 2];
+#pragma unroll
+      for (int i = 0; i < kProducts; i += 2)
+        word[i / 2] =
+            pair(epilogue::multiply(function(gates[i]), others[i]), epilogue::multiply(function(gates[i + 1]), others[i + 1]));
+      *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(e.d) + m * e.d_stride + j) = {word[0], word[1], word[2], word[3]};
+    }
+  }
+};
+
+template <DType kType>
+__global__ void __launch_bounds__(kThreads) glu_rows_kernel(const __grid_constant__ Params p) {
+  let_successor_start();
+  wait_for_predecessor();
+  const GluRows<kType> rows{p};
+  if (p.epilogue.activation == Activation::silu)
+    return rows.run(epilogue::Sigmoid{1.0f, true});  // as with_activation(), of constants
+  epilogue::with_activation(p.epilogue, [&](auto function) { rows.run(function); });
+}
+
+/// Whether that kernel can finish them.
+bool is_glu(const Params& p) {
+  const epilogue::Element& e = p.epilogue;
+  const bool halves = e.out == p.sums.type && (e.out == DType::f16 || e.out == DType::bf16);
+  return halves && p.sums.each == 1 && e.glu_half != 0 && e.glu_half % kProducts == 0 && p.vectors && e.acc_scale == 1.0f &&
+         e.unscaled() && e.gate.data == nullptr && e.residual.data == nullptr && e.d_stride % kProducts == 0 &&
+         reinterpret_cast<std::uintptr_t>(e.d) % 16 == 0;
+}
+
 }  // namespace
 
 cudaError_t epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, cudaStream_t stream) {
@@ -151,9 +267,12 @@ cudaError_t epilogue_rows(const epilogue::Element& epilogue, const StoredSums& s
   const std::int64_t bytes = bits(sums.type) / 8, apart = sums.halves ? n / 2 : 0;
   p.vectors = sums.stride * bytes % 16 == 0 && apart * bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(sums.data) % 16 == 0;
   p.bias_pitch = sums.bias_pitch / (bits(epilogue.bias.type) / 8);
-  const std::int64_t pieces = (std::int64_t{n} + kThreads * kColumns - 1) / (kThreads * kColumns);
+  const bool glu = is_glu(p);
+  const std::int64_t of_a_cta = kThreads * (glu ? 2 * kProducts : kColumns);
+  const std::int64_t pieces = (n + of_a_cta - 1) / of_a_cta;
   const dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(std::clamp<std::int64_t>(kCtas / pieces, 1, m)));
-  const auto kernel = sums.each == 3              ? epilogue_rows_kernel<3>
+  const auto kernel = glu              ? epilogue.out == DType::f16 ? glu_rows_kernel<DType::f16> : glu_rows_kernel<DType::bf16>
+                                   : sums.each == 3 ? epilogue_rows_kernel<3>
                       : sums.expert_of != nullptr ? epilogue_rows_kernel<1, true>
                                                   : epilogue_rows_kernel<1>;
   return launch_dependent(kernel, grid, dim3(kThreads), 0, stream, p);

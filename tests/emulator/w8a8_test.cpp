@@ -90,6 +90,8 @@ constexpr Case kExpertCases[] = {
     {Codes::groups, 41, 136, 1024, 16, 4, 1, 1},
     {Codes::groups, 90, 264, 640, 64, 2, 1, 1, DType::f32},
     {Codes::groups, 170, 136, 384, 128, 2, 1, 1, DType::f32, kChannelScales},
+    {Codes::groups, 620, 136, 384, 128, 2, 1, 1},  // tiles of one row to 85: a warpgroup has none of the shorter ones
+    {Codes::s8, 620, 136, 512, 128, 2, 1, 1, DType::bf16, kZeros},
 };
 INSTANTIATE_TEST_SUITE_P(W8A8, EmulatedExperts, testing::ValuesIn(kExpertCases),
                          [](const auto& info) { return name(info.param); });

@@ -50,8 +50,9 @@ template <class Params, int kPassTokens, int kWarpgroups, bool kReads, bool kFro
 struct Cta {
   static constexpr int kTokens = kPassTokens, kGroups = kWarpgroups, kThreads = kGroupThreads * (kGroups + 1);
   static constexpr bool kPatches = kFromPatches, kExperts = kOfExperts;
-  static constexpr bool kPlanar = false;                // whether pixels of a channel are read side by side (gemm_stages.cuh)
-  static constexpr bool kLooksAhead = false;            // whether consume() finds the next pass, while the last products run
+  static constexpr bool kPlanar = false;  // whether pixels of a channel are read side by side (gemm_stages.cuh)
+  static constexpr bool kLooksAhead =
+      false;  // whether consume() finds the next pass, while the last products run, and announce()s it
   static constexpr int kUnits = kTokens / kUnitTokens;  // of a row block
   static constexpr int kReleasing = kReads ? 4 : 1;     // warps of a warpgroup
   /// Whether warpgroups may share a row block: all of their sums must fit in the staging buffers.
@@ -123,6 +124,8 @@ struct Cta {
       return ComputedRange{pass, p};
     }
   }
+  /// Of a pass that follows: what it needs from memory may be asked for.
+  __device__ void announce(const Pass&) const {}
   __device__ int expert_of(const Pass& pass) const { return __ldcg(&p.experts.tiles[pass.token_tile].expert); }
   /// Where the weight of a pass begins behind that of the first expert.
   __device__ std::int64_t weight_offset(const Pass& pass) const {
@@ -216,9 +219,13 @@ __device__ __forceinline__ void run_roles(const Params& p, std::uint8_t* shared)
       Passes passes(cta.schedule());
       Pass pass, upcoming;
       bool more = passes.next(pass);
+      if (more) cta.announce(pass);
 #pragma unroll 1
       while (more) {
-        cta.consume(pass, from, [&] { more = passes.next(upcoming); });
+        cta.consume(pass, from, [&] {
+          more = passes.next(upcoming);
+          if (more) cta.announce(upcoming);
+        });
         pass = upcoming;
       }
     } else {

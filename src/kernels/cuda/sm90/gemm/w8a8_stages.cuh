@@ -34,6 +34,8 @@ struct W8A8Traits {
   using Sum = typename Code::Sum;
   static constexpr int kTokens = kPassTokens, kGroups = w8a8_groups(kTokens, W8A8Form{kHasGroups, kTokenRows});
   static constexpr bool kGrouped = kHasGroups, kPatches = kFromPatches, kPrecise = kAddsInFloat, kExperts = kOfExperts;
+  /// Whether an expert's last tile may have rows for one warpgroup only, which then works alone, on half of the activations.
+  static constexpr bool kHalfTiles = kExperts && kTokenRows && kGroups > 1;
   static constexpr bool kReads = kGrouped;            // whether warps read more of a stage than their products do (cta.cuh)
   static constexpr int kRowBlocks = kTokenRowBlocks;  // of a pass at most, where tokens are the 64-row operand
   static constexpr int kBoxes = 1;                    // of a record's activations: 128 bytes of each token
@@ -53,8 +55,15 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kReads, T::kPatch
   __device__ std::uint32_t records(int stage) const {
     return base + p.map.records + stage * stage_records() * gpu_w8::kRecordBytes;
   }
+  /// Whether the pass has fewer tokens, p.last_tokens, for which last_x is the box.
+  __device__ bool is_short(const Pass& pass) const {
+    if constexpr (T::kHalfTiles)
+      return __ldcg(&p.experts.tiles[pass.token_tile].rows) <= p.last_tokens;
+    else
+      return is_last(pass);
+  }
   __device__ int act_bytes(const Pass& pass) const {
-    return (is_last(pass) ? p.last_tokens * T::kBoxes * kBoxBytesOfToken : T::kActBytes) + scale_bytes(pass);
+    return (is_short(pass) ? p.last_tokens * T::kBoxes * kBoxBytesOfToken : T::kActBytes) + scale_bytes(pass);
   }
   /// Of a record's scales of tokens that are copied with it: multiples of 16.
   __device__ int scale_bytes(const Pass& pass) const {
@@ -120,7 +129,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kReads, T::kPatch
       const int first = tokens.first(), end = pass.end, of_scales = scale_bytes(pass);
       PatchWalk walk;
       if constexpr (T::kPatches) walk = patch_walk(p.patches, pass.first * gpu_w8::kChannels, p.box_channels, first);
-      const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
+      const CUtensorMap* const x = is_short(pass) ? &p.last_x : &p.x;
       const float* scales = p.acts.scales + pass.first * p.acts.scale_group + first;
       if (waits) ptx::wait_for_predecessors();  // with everything else done
       waits = false;

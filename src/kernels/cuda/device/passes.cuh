@@ -23,13 +23,4 @@ struct Passes {
   __device__ __forceinline__ bool next(Pass& pass) { return schedule.next(cluster, rank, at, pass); }
 };
 
-/// Calls use(pass) for every pass of this CTA.
-template <class Use>
-__device__ __forceinline__ void for_each_pass(const Schedule& schedule, Use use) {
-  Passes passes(schedule);
-  Pass pass;
-#pragma unroll 1
-  while (passes.next(pass)) use(pass);
-}
-
 }  // namespace nibble::cuda

@@ -33,6 +33,7 @@
 #include <cstdint>
 
 #include "core/host_device.hpp"
+#include "kernels/cuda/tasks/expert_tiles.hpp"
 
 namespace nibble::cuda {
 
@@ -84,6 +85,7 @@ struct Divisor {
 struct Pass {
   int token_tile = 0, block = 0, blocks = 0;
   int first = 0, end = 0;
+  ExpertTile tile{};  // of experts: what the token tile is, which the kernel reads
 
   NIBBLE_HOST_DEVICE constexpr int records() const { return end - first; }
 };

@@ -50,9 +50,8 @@ template <class Params, int kPassTokens, int kWarpgroups, bool kReads, bool kFro
 struct Cta {
   static constexpr int kTokens = kPassTokens, kGroups = kWarpgroups, kThreads = kGroupThreads * (kGroups + 1);
   static constexpr bool kPatches = kFromPatches, kExperts = kOfExperts;
-  static constexpr bool kPlanar = false;  // whether pixels of a channel are read side by side (gemm_stages.cuh)
-  static constexpr bool kLooksAhead =
-      false;  // whether consume() finds the next pass, while the last products run, and announce()s it
+  static constexpr bool kPlanar = false;                // whether pixels of a channel are read side by side (gemm_stages.cuh)
+  static constexpr bool kLooksAhead = false;            // whether consume() finds the next pass, while the last products run
   static constexpr int kUnits = kTokens / kUnitTokens;  // of a row block
   static constexpr int kReleasing = kReads ? 4 : 1;     // warps of a warpgroup
   /// Whether warpgroups may share a row block: all of their sums must fit in the staging buffers.
@@ -102,8 +101,27 @@ struct Cta {
     if (own.token_tiles != 0) distribute(own, kTokens, static_cast<int>(gridDim.x));
     *reinterpret_cast<Schedule*>(shared + p.map.total - kScheduleBytes) = own;
   }
-  /// The tokens of a pass are rows [first, end) of A and D. Of experts they are read once; else they are computed at each use, which takes no
-  /// register in between.
+  /// Reads the tile of a pass of experts, past L1, which may have an earlier kernel's. Memory takes longer than a few products, so that who can
+  /// finds a pass before its turn.
+  __device__ void read_tile(Pass& pass) const {
+    if constexpr (kExperts) {
+      const int* const tile = &p.experts.tiles[pass.token_tile].expert;
+      pass.tile = {__ldcg(tile), __ldcg(tile + 1), __ldcg(tile + 2)};
+      pass.first = 0, pass.end = p.schedule.records;  // K is never split: constants, which take no registers
+    }
+  }
+  /// Calls use(pass) for every pass of this CTA.
+  template <class Use>
+  __device__ __forceinline__ void for_each_pass(Use use) const {
+    Passes passes(schedule());
+    Pass pass;
+#pragma unroll 1
+    while (passes.next(pass)) {
+      read_tile(pass);
+      use(pass);
+    }
+  }
+  /// The tokens of a pass are rows [first, end) of A and D. But for experts they are computed at each use, which takes no register in between.
   struct ReadRange {
     int first_row, end_row;
     __device__ int first() const { return first_row; }
@@ -117,20 +135,15 @@ struct Cta {
   };
   __device__ auto tokens_of(const Pass& pass) const {
     if constexpr (kExperts) {
-      const int* const tile = &p.experts.tiles[pass.token_tile].expert;  // past L1, which may have an earlier kernel's
-      const int first = __ldcg(tile + 1);
-      return ReadRange{first, first + __ldcg(tile + 2)};
+      return ReadRange{pass.tile.first, pass.tile.first + pass.tile.rows};
     } else {
       return ComputedRange{pass, p};
     }
   }
-  /// Of a pass that follows: what it needs from memory may be asked for.
-  __device__ void announce(const Pass&) const {}
-  __device__ int expert_of(const Pass& pass) const { return __ldcg(&p.experts.tiles[pass.token_tile].expert); }
   /// Where the weight of a pass begins behind that of the first expert.
   __device__ std::int64_t weight_offset(const Pass& pass) const {
     if constexpr (kExperts)
-      return expert_of(pass) * p.experts.weight_pitch;
+      return pass.tile.expert * p.experts.weight_pitch;
     else
       return 0;
   }
@@ -219,17 +232,17 @@ __device__ __forceinline__ void run_roles(const Params& p, std::uint8_t* shared)
       Passes passes(cta.schedule());
       Pass pass, upcoming;
       bool more = passes.next(pass);
-      if (more) cta.announce(pass);
+      if (more) cta.read_tile(pass);
 #pragma unroll 1
       while (more) {
         cta.consume(pass, from, [&] {
           more = passes.next(upcoming);
-          if (more) cta.announce(upcoming);
+          if (more) cta.read_tile(upcoming);
         });
         pass = upcoming;
       }
     } else {
-      for_each_pass(cta.schedule(), [&](const Pass& pass) { cta.consume(pass, from); });
+      cta.for_each_pass([&](const Pass& pass) { cta.consume(pass, from); });
     }
   }
 }

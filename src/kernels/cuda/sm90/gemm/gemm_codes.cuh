@@ -172,7 +172,7 @@ struct CodeProducts : GemmStages<T> {
   /// The same of rows of an expert, which begin anywhere, and its scale2.
   __device__ void scale_rows(const Pass& pass, Sums& acc) const {
     if (p.token_scales == nullptr && p.experts.scale2 == nullptr) return;
-    const float scale2 = p.experts.scale2 == nullptr ? 1.0f : __ldg(p.experts.scale2 + this->expert_of(pass));
+    const float scale2 = p.experts.scale2 == nullptr ? 1.0f : __ldg(p.experts.scale2 + pass.tile.expert);
     const int first = this->tokens_of(pass).first() + lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kUnits; ++j)

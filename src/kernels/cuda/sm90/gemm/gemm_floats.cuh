@@ -164,7 +164,7 @@ struct FloatProducts : GemmStages<T> {
       high = load_float(scales, position + 1, p.format.scale_type);
     }
     if (T::kExperts && p.experts.scale2 != nullptr) {
-      const float scale2 = __ldg(p.experts.scale2 + this->expert_of(pass));
+      const float scale2 = __ldg(p.experts.scale2 + pass.tile.expert);
       low *= scale2, high *= scale2;
     }
 #pragma unroll

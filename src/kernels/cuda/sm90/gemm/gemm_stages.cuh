@@ -106,7 +106,7 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
     const std::uint64_t tile_bytes = static_cast<std::uint64_t>(kPlanes ? p.plane_records : p.schedule.records) * record_bytes;
     const std::uint32_t all_full = full(0);
     Cursor to{0, 1};  // a stage that was never used counts as empty
-    for_each_pass(this->schedule(), [&](const Pass& pass) {
+    this->for_each_pass([&](const Pass& pass) {
       int record = kPlanes ? pass.first % p.plane_records : pass.first;
       const std::uint8_t* from =
           p.records + this->weight_offset(pass) + (pass.block + first_block) * tile_bytes + record * record_bytes;
@@ -135,7 +135,7 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
     const std::uint32_t all_full = full(0);
     Cursor to{0, 1};
     bool waits = true;
-    for_each_pass(this->schedule(), [&](const Pass& pass) {
+    this->for_each_pass([&](const Pass& pass) {
       const auto tokens = this->tokens_of(pass);
       const int first = tokens.first(), end = pass.end * T::kActChannels;
       PatchWalk walk;

@@ -179,7 +179,7 @@ struct W8A8Products : W8A8Stages<T> {
       const int n = block * gpu_w8::kRows + warp * 16 + lane / 4 + 8 * i;
       rows.scale[i] = kGrouped && p.weight.geometry.block_rows != 0 ? 1.0f : this->of_pass(p.weight.scales(), pass)[n];
       if constexpr (T::kExperts)
-        if (p.experts.scale2 != nullptr) rows.scale[i] *= __ldg(p.experts.scale2 + this->expert_of(pass));
+        if (p.experts.scale2 != nullptr) rows.scale[i] *= __ldg(p.experts.scale2 + pass.tile.expert);
       if (p.zero_points) {
         rows.sum[i] = this->of_pass(p.weight.sums(), pass)[n];
         rows.zero[i] = zeros == nullptr ? 0 : this->of_pass(zeros, pass)[n];

@@ -58,7 +58,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kReads, T::kPatch
   /// Whether the pass has fewer tokens, p.last_tokens, for which last_x is the box.
   __device__ bool is_short(const Pass& pass) const {
     if constexpr (T::kHalfTiles)
-      return __ldcg(&p.experts.tiles[pass.token_tile].rows) <= p.last_tokens;
+      return pass.tile.rows <= p.last_tokens;
     else
       return is_last(pass);
   }
@@ -99,7 +99,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kReads, T::kPatch
     const int stages = p.stages, block_bytes = depth() * gpu_w8::kRecordBytes, stage_bytes = p.blocks * block_bytes;
     const std::uint32_t all_full = full(0), all_records = records(0);
     Cursor to{0, 1};  // a stage that was never used counts as empty
-    for_each_pass(this->schedule(), [&](const Pass& pass) {
+    this->for_each_pass([&](const Pass& pass) {
       const std::byte* from =
           p.weight.bytes + this->weight_offset(pass) + pass.block * tile_bytes + std::int64_t{pass.first} * gpu_w8::kRecordBytes;
       const int blocks = pass.blocks, expected = act_bytes(pass) + blocks * gpu_w8::kRecordBytes;  // of a record of each
@@ -124,7 +124,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kReads, T::kPatch
     const std::uint32_t all_full = full(0);
     Cursor to{0, 1};
     bool waits = true;
-    for_each_pass(this->schedule(), [&](const Pass& pass) {
+    this->for_each_pass([&](const Pass& pass) {
       const auto tokens = this->tokens_of(pass);
       const int first = tokens.first(), end = pass.end, of_scales = scale_bytes(pass);
       PatchWalk walk;
@@ -188,7 +188,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kReads, T::kPatch
     const std::uint32_t all_full = full(0);
     Cursor to{0, 1};
     bool waits = true;
-    for_each_pass(this->schedule(), [&](const Pass& pass) {
+    this->for_each_pass([&](const Pass& pass) {
       const auto range = this->tokens_of(pass);
       const float* at[(T::kTokens + 31) / 32];  // of the lane's tokens
 #pragma unroll

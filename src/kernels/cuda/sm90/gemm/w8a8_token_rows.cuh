@@ -189,14 +189,9 @@ struct W8A8TokenRows : W8A8TokenStore<T> {
   // ---- a pass
 
   static constexpr bool kLooksAhead = true;
-  mutable int announced_rows = kTokens;  // of the next pass's tile, which come while the last products of this one run
-  __device__ void announce(const Pass& pass) const {
-    if constexpr (T::kHalfTiles) announced_rows = __ldcg(&p.experts.tiles[pass.token_tile].rows);
-  }
-
   template <class LookAhead>
   __device__ __forceinline__ void consume(const Pass& pass, Cursor& from, LookAhead look_ahead) const {
-    if (T::kHalfTiles && warpgroup * kGroupTokens >= announced_rows) {
+    if (T::kHalfTiles && warpgroup * kGroupTokens >= pass.tile.rows) {
       look_ahead();
       return this->skip(pass.records(), from);
     }

@@ -99,7 +99,7 @@ struct W8A8TokenStore : W8A8Stages<T> {
   /// What all sums of the pass's expert are multiplied by.
   __device__ float expert_scale(const Pass& pass) const {
     if constexpr (T::kExperts)
-      if (p.experts.scale2 != nullptr) return __ldg(p.experts.scale2 + this->expert_of(pass));
+      if (p.experts.scale2 != nullptr) return __ldg(p.experts.scale2 + pass.tile.expert);
     return 1.0f;
   }
   __device__ Terms load_terms(const Pass& pass, const Tokens& tokens) const {

@@ -157,13 +157,13 @@ struct Element {
     if (both) write(at + step, next, b);
   }
   /// Of a glu D[m,n/2] and D[m,n/2+1] from the sums of channels n … n + 3, as far as they exist; n is a multiple of 4. channels: N.
-  /// of_row: the first element of the row's bias, where rows have different ones; so in the functions that follow.
+  /// bias_first: where the bias of the row begins, in elements, where rows have different ones; so in the functions that follow.
   __device__ void store_products(std::int64_t m, std::int64_t n, float4 acc, std::int64_t channels,
-                                 std::int64_t of_row = 0) const {
+                                 std::int64_t bias_first = 0) const {
     const std::int64_t j = n / 2, at = m * d_stride + j;
-    const float a = product(m, j, acc.x, acc.y, of_row);
+    const float a = product(m, j, acc.x, acc.y, bias_first);
     if (n + 2 >= channels) return write(at, j, a);
-    const float b = product(m, j + 1, acc.z, acc.w, of_row);
+    const float b = product(m, j + 1, acc.z, acc.w, bias_first);
     if ((out == DType::f16 || out == DType::bf16) && d_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(d) % 4 == 0) {
       *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(d) + at) = halves(a, b);
     } else {
@@ -172,7 +172,7 @@ struct Element {
     }
   }
   /// The same of channels n … n + 7, all of which exist; n is a multiple of 8. The parts of the epilogue are tested once for all.
-  __device__ void store_four_products(std::int64_t m, std::int64_t n, const float (&acc)[8], std::int64_t of_row = 0) const {
+  __device__ void store_four_products(std::int64_t m, std::int64_t n, const float (&acc)[8], std::int64_t bias_first = 0) const {
     const std::int64_t j = n / 2;
     const float row = row_scale == nullptr ? 1.0f : row_scale[m];
     float gates[4], others[4];
@@ -192,7 +192,7 @@ struct Element {
     if (row_scale == nullptr && col_scale == nullptr) each([&](float x, std::int64_t) { return rounded(x); });
     if (row_scale != nullptr) each([&](float x, std::int64_t) { return multiply(x, row); });
     if (col_scale != nullptr) each([&](float x, std::int64_t i) { return multiply(x, col_scale[i]); });
-    if (bias.data != nullptr) each([&](float x, std::int64_t i) { return add(x, bias.at(of_row + i)); });
+    if (bias.data != nullptr) each([&](float x, std::int64_t i) { return add(x, bias.at(bias_first + i)); });
     with_activation(*this, [&](auto function) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) gates[i] = multiply(function(glu_limits.gate(gates[i])), glu_limits.other(others[i]));
@@ -212,7 +212,7 @@ struct Element {
     }
   }
   /// D[m,n] … D[m,n+7] from their sums, without a glu; n is a multiple of 8. The parts of the epilogue are tested once for all.
-  __device__ void store_eight(std::int64_t m, std::int64_t n, float (&v)[8], std::int64_t of_row = 0) const {
+  __device__ void store_eight(std::int64_t m, std::int64_t n, float (&v)[8], std::int64_t bias_first = 0) const {
     if (out == DType::s32) return write_eight(m * d_stride + n, n, v);
     const auto each = [&](auto use) {
 #pragma unroll
@@ -236,7 +236,7 @@ struct Element {
     if (col_scale != nullptr) each([&](float x, int i) { return multiply(x, col_scale[n + i]); });
     const auto product = [](float a, float b) { return multiply(a, b); };
     const auto sum = [](float a, float b) { return add(a, b); };
-    if (bias.data != nullptr) combine(bias, of_row + n, sum);
+    if (bias.data != nullptr) combine(bias, bias_first + n, sum);
     with_activation(*this, [&](auto function) { each([&](float x, int) { return function(x); }); });
     if (gate.data != nullptr) combine(gate, m * gate.stride + n, product);
     if (residual.data != nullptr) combine(residual, m * residual.stride + n, sum);
@@ -245,8 +245,8 @@ struct Element {
 #endif
 
   /// D[m,n] from its sum; without a glu.
-  NIBBLE_HOST_DEVICE void store(std::int64_t m, std::int64_t n, float acc, std::int64_t of_row = 0) const {
-    store_at(m * d_stride + n, Row{m}, n, acc, of_row);
+  NIBBLE_HOST_DEVICE void store(std::int64_t m, std::int64_t n, float acc, std::int64_t bias_first = 0) const {
+    store_at(m * d_stride + n, Row{m}, n, acc, bias_first);
   }
   /// D[m,n] and D[m,n+1], where they exist, from their sums, of a glu D[m,n/2]; n even. channels: N.
   NIBBLE_HOST_DEVICE void store_two(std::int64_t m, std::int64_t n, float first, float second, std::int64_t channels) const {
@@ -258,7 +258,7 @@ struct Element {
   /// Channel n of a row, or of a pixel of images, which have neither act_scale nor row_scale: element `at` of D.
   template <class Where>
   NIBBLE_HOST_DEVICE void store_at(std::int64_t at, const Where& where, std::int64_t n, float acc,
-                                   std::int64_t of_row = 0) const {
+                                   std::int64_t bias_first = 0) const {
     if (out == DType::s32) return write(at, n, acc);
     acc = multiply(acc, acc_scale);
     if constexpr (std::is_same_v<Where, Row>) {
@@ -266,7 +266,7 @@ struct Element {
       if (row_scale != nullptr) acc = multiply(acc, row_scale[where.m]);
     }
     if (col_scale != nullptr) acc = multiply(acc, col_scale[n]);
-    if (bias.data != nullptr) acc = add(acc, bias.at(of_row + n));
+    if (bias.data != nullptr) acc = add(acc, bias.at(bias_first + n));
     with_activation(*this, [&acc](auto function) { acc = function(acc); });
     if (gate.data != nullptr) acc = multiply(acc, gate.at(where.at(gate, n)));
     if (residual.data != nullptr) acc = add(acc, residual.at(where.at(residual, n)));
@@ -294,14 +294,14 @@ struct Element {
     return x;
   }
   /// D[m,j] of a glu from its two sums.
-  NIBBLE_HOST_DEVICE float product(std::int64_t m, std::int64_t j, float first, float second, std::int64_t of_row = 0) const {
+  NIBBLE_HOST_DEVICE float product(std::int64_t m, std::int64_t j, float first, float second, std::int64_t bias_first = 0) const {
     const auto x = [&](float acc, std::int64_t n) {
       acc = multiply(acc, acc_scale);
       if (act_scale != nullptr) acc = multiply(acc, of_acts(m));
       if (row_scale == nullptr && col_scale == nullptr) acc = rounded(acc);
       if (row_scale != nullptr) acc = multiply(acc, row_scale[m]);
       if (col_scale != nullptr) acc = multiply(acc, col_scale[n]);
-      return bias.data == nullptr ? acc : add(acc, bias.at(of_row + n));
+      return bias.data == nullptr ? acc : add(acc, bias.at(bias_first + n));
     };
     float value = glu_limits.gate(x(first, j));
     with_activation(*this, [&value](auto function) { value = function(value); });

@@ -118,20 +118,20 @@ __global__ void __launch_bounds__(kThreads, kResident) epilogue_rows_kernel(cons
     const int expert = next_expert;
     if (kAhead && m + gridDim.y < p.m) request(m + gridDim.y);
     if (kExperts && expert < 0) continue;
-    const std::int64_t of_row = kExperts ? expert * p.bias_pitch : 0;
+    const std::int64_t bias_first = kExperts ? expert * p.bias_pitch : 0;
     if (epilogue.glu_half != 0) {
       if (n + kColumns <= p.n) {
-        epilogue.store_four_products(m, n, sum, of_row);
+        epilogue.store_four_products(m, n, sum, bias_first);
       } else {
-        epilogue.store_products(m, n, {sum[0], sum[1], sum[2], sum[3]}, p.n, of_row);
-        if (n + 4 < p.n) epilogue.store_products(m, n + 4, {sum[4], sum[5], sum[6], sum[7]}, p.n, of_row);
+        epilogue.store_products(m, n, {sum[0], sum[1], sum[2], sum[3]}, p.n, bias_first);
+        if (n + 4 < p.n) epilogue.store_products(m, n + 4, {sum[4], sum[5], sum[6], sum[7]}, p.n, bias_first);
       }
     } else if (n + kColumns <= p.n) {
-      epilogue.store_eight(m, n, sum, of_row);
+      epilogue.store_eight(m, n, sum, bias_first);
     } else {
 #pragma unroll 1  // the last columns of a row: code counts more than its time
       for (int i = 0; n + i < p.n; ++i) {
-        epilogue.store(m, n + i, sum[0], of_row);
+        epilogue.store(m, n + i, sum[0], bias_first);
 #pragma unroll
         for (int j = 1; j < kColumns; ++j) sum[j - 1] = sum[j];
       }
@@ -222,9 +222,10 @@ struct GluRows {
 #pragma unroll
         for (int i = 0; i < kProducts; ++i) others[i] = epilogue::add(others[i], bias[i]);
       }
-      if (limited) {
 #pragma unroll
-        for (int i = 0; i < kProducts; ++i) gates[i] = e.glu_limits.gate(gates[i]), others[i] = e.glu_limits.other(others[i]);
+      for (int i = 0; i < kProducts; ++i) {
+        if (limited) gates[i] = e.glu_limits.gate(gates[i]);
+        others[i] = limited ? e.glu_limits.other(others[i]) : epilogue::add(others[i], 0.0f);  // of −0 it is 0 in either case
       }
       std::uint32_t word[kProducts / 2];
 #pragma unroll
@@ -271,10 +272,9 @@ cudaError_t epilogue_rows(const epilogue::Element& epilogue, const StoredSums& s
   const std::int64_t of_a_cta = kThreads * (glu ? 2 * kProducts : kColumns);
   const std::int64_t pieces = (n + of_a_cta - 1) / of_a_cta;
   const dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(std::clamp<std::int64_t>(kCtas / pieces, 1, m)));
-  const auto kernel = glu              ? epilogue.out == DType::f16 ? glu_rows_kernel<DType::f16> : glu_rows_kernel<DType::bf16>
-                                   : sums.each == 3 ? epilogue_rows_kernel<3>
-                      : sums.expert_of != nullptr ? epilogue_rows_kernel<1, true>
-                                                  : epilogue_rows_kernel<1>;
+  void (*kernel)(Params) = sums.expert_of != nullptr ? epilogue_rows_kernel<1, true> : epilogue_rows_kernel<1>;
+  if (sums.each == 3) kernel = epilogue_rows_kernel<3>;
+  if (glu) kernel = epilogue.out == DType::f16 ? glu_rows_kernel<DType::f16> : glu_rows_kernel<DType::bf16>;
   return launch_dependent(kernel, grid, dim3(kThreads), 0, stream, p);
 }
 

@@ -118,9 +118,9 @@ void unpack(const PackedWeightData& packed, QuantTensor& q) {
     q.scales.set(i, scale);
   }
   for (std::int64_t i = 0; !q.zeros.empty() && i < q.zeros.numel(); ++i) {
-    std::int32_t zero = 0;  // of u8 or s8, whose bits are the lowest byte
+    std::uint32_t zero = 0;  // of u8 or s8, whose bits are the lowest byte; modulo 2³², because a damaged file may have any
     std::memcpy(&zero, in + geo.zeros_offset() + 4 * i, 4);
-    q.zeros.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(zero + to_zero);
+    q.zeros.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(zero + static_cast<std::uint32_t>(to_zero));
   }
 }
 

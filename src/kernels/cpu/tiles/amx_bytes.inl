@@ -14,11 +14,18 @@ constexpr std::int64_t kTaskBytes = std::int64_t{1} << 62;      // no limit: onl
 constexpr std::int64_t kTaskTokens = 256;  // eight tiles; a chunk of weights takes as long to read as to multiply by 200
 
 /// Adds signed bytes × codes of 64 channels; the tokens of tmm5 are `next` bytes after those of tmm4, each token `apart` from the one before.
-NIBBLE_VARIANT void multiply_bytes(bool both, const std::byte* a, std::int64_t apart, std::int64_t next, const std::byte* codes) {
+/// `pass` is a constant at every call: whether tokens pass through L1 (amx_tile.inl).
+NIBBLE_VARIANT void multiply_bytes(bool both, bool pass, const std::byte* a, std::int64_t apart, std::int64_t next,
+                                   const std::byte* codes) {
   keep_order();
   _tile_loadd(6, codes, kQuadBytes);
-  _tile_loadd(4, a, apart);
-  if (both) _tile_loadd(5, a + next, apart);
+  if (pass) {
+    _tile_stream_loadd(4, a, apart);
+    if (both) _tile_stream_loadd(5, a + next, apart);
+  } else {
+    _tile_loadd(4, a, apart);
+    if (both) _tile_loadd(5, a + next, apart);
+  }
   _tile_dpbsud(0, 4, 6);
   _tile_loadd(7, codes + kTileBytes, kQuadBytes);
   if (both) _tile_dpbsud(2, 5, 6);
@@ -66,6 +73,6 @@ NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, Rows 
     ahead.prefetch();
     if (s < 0) continue;
     const std::byte* a = rows.step();
-    multiply_bytes(both, a, rows.apart(), rows.next, s < in_place ? codes + s * step_bytes : panel[s % 2]);
+    multiply_bytes(both, false, a, rows.apart(), rows.next, s < in_place ? codes + s * step_bytes : panel[s % 2]);
   }
 }

@@ -60,12 +60,10 @@ NIBBLE_VARIANT void scale_rows(int blocks, const Unit& unit, std::int64_t begin,
   unit.tokens != nullptr ? scale_some(blocks, true, unit, begin, end) : scale_some(blocks, false, unit, begin, end);
 }
 
-/// Adds one term of 16 tokens × 32 channels, and prefetches the rows of three terms on: in L2 they are too far for four products to hide.
-/// `blocks` is a constant at every call.
+/// Adds one term of 16 tokens × 32 channels. `blocks` is a constant at every call.
 NIBBLE_VARIANT void multiply_step(int blocks, const std::byte* a, const std::byte* first, const std::byte* second) {
-  for (int i = 0; i < kTileRows; ++i) __builtin_prefetch(a + 3 * kTileRows * kTileBytes + i * kTileBytes);
   keep_order();
-  _tile_loadd(4, a, kTileBytes);
+  _tile_stream_loadd(4, a, kTileBytes);
   _tile_loadd(6, first, kQuadBytes);
   _tile_loadd(7, first + kTileBytes, kQuadBytes);
   _tile_dpbf16ps(0, 4, 6);

@@ -207,11 +207,11 @@ NIBBLE_VARIANT void multiply_unit(int pair, const DotTask& t, const Chunk& chunk
     _tile_loadd(6, panel, kQuadBytes);
     _tile_loadd(7, panel + kTileBytes, kQuadBytes);
     if (pair == 0) {
-      _tile_loadd(4, rows, kTileBytes);
+      _tile_stream_loadd(4, rows, kTileBytes);
       _tile_dpbssd(0, 4, 6);
       _tile_dpbssd(1, 4, 7);
     } else {
-      _tile_loadd(5, rows, kTileBytes);
+      _tile_stream_loadd(5, rows, kTileBytes);
       _tile_dpbssd(2, 5, 6);
       _tile_dpbssd(3, 5, 7);
     }

@@ -4,7 +4,8 @@
 //   tmm4: tokens 0…15            tmm0                  tmm1                16 rows of 64 bytes of K
 //   tmm5: tokens 16…31           tmm2                  tmm3
 //
-// A step is four loads and four products, of 8 clocks from L1 and of 16: the products never wait for L1.
+// A step is four loads and four products, of 8 clocks from L1 and of 16: the products never wait for L1. Tokens that are multiplied by what
+// stays in L1 are loaded as a stream: they come from L2 anyway, and L1 keeps them no longer than it must.
 #include "core/amx_tiles.inl"
 
 constexpr int kTileRows = 16;          // tokens of a tile

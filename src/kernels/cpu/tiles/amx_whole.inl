@@ -1,23 +1,23 @@
 // The products of whole_tile.hpp in tiles of AMX, included by whole_tile.inl.
 //
-//   a chunk of a row block: 8 steps of 64 channels, 16 KiB that stay in L1      a tile of 32 tokens: 16 KiB, from L2
+//   a chunk of a row block: 16 steps of 64 channels, 32 KiB that stay in L1     a tile of 32 tokens: 32 KiB, from L2
 //     step 0   16 quads × { n0 … n15 │ n16 … n31 }                                step 0   16 rows of 64 channels │ 16 rows
 //     step 1   …                                                                  step 1   …
 //
 //   sums[32][32] += rows × codes      loaded into four tile registers before the steps and stored behind them
 //
-// A tile register is loaded in 8 clocks from L1 and in 19 from L2, and a step of four products of 16 clocks has four loads. Over all of K
-// at once neither operand would be in L1, and a step would take twice as long as its products. Of a chunk only the tokens come from L2.
-// Storing and loading the sums takes some 200 clocks a chunk, which shorter chunks repeat; longer ones do not fit L1.
+// A step of four products of 16 clocks has four loads, two of them from L2: 70 clocks. Over all of K at once all four would be from L2, and a
+// step would take 100. Storing and loading the sums takes some 250 clocks a chunk, which shorter chunks repeat; longer ones do not fit L1.
+// Tokens pass through L1 (amx_tile.inl); a single tile, which goes over all of K, stays where it is, and the codes pass.
 
 /// sums[32][R], or the first 16 rows, += the products of `steps` steps; the first chunk's begin at 0. `codes` are 8-bit octets on cache
-/// lines.
-NIBBLE_VARIANT void add_steps(bool both, bool first, const std::byte* a, std::int64_t next, const std::byte* codes,
+/// lines. `both` and `pass` are constants at every call.
+NIBBLE_VARIANT void add_steps(bool both, bool pass, bool first, const std::byte* a, std::int64_t next, const std::byte* codes,
                               std::int64_t steps, Ahead& ahead, std::int32_t* sums) {
   first ? clear_sums() : load_sums(both, sums);
   for (std::int64_t s = 0; s < steps; ++s, a += kTileRows * kTileBytes, codes += kStepBytes) {
     ahead.prefetch();
-    multiply_bytes(both, a, kTileBytes, next, codes);
+    multiply_bytes(both, pass, a, kTileBytes, next, codes);
   }
   store_sums(both, sums);
 }
@@ -53,6 +53,11 @@ __attribute__((noinline)) void add_chunk(int height, const Decoder&, const std::
                                          std::int32_t* sums) {
   const std::int64_t steps = (octets + kStepOctets - 1) / kStepOctets;
   const std::byte* const a = tokens + begin / kStepOctets * kTileRows * kTileBytes;
-  height > kTileRows ? add_steps(true, begin == 0, a, row_bytes(all) * kTileRows, codes, steps, ahead, sums)
-                     : add_steps(false, begin == 0, a, 0, codes, steps, ahead, sums);
+  const std::int64_t next = row_bytes(all) * kTileRows;
+  if (octets > kChunkOctets)  // a single tile
+    height > kTileRows ? add_steps(true, false, begin == 0, a, next, codes, steps, ahead, sums)
+                       : add_steps(false, false, begin == 0, a, next, codes, steps, ahead, sums);
+  else
+    height > kTileRows ? add_steps(true, true, begin == 0, a, next, codes, steps, ahead, sums)
+                       : add_steps(false, true, begin == 0, a, next, codes, steps, ahead, sums);
 }

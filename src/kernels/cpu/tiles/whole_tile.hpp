@@ -3,18 +3,18 @@
 //
 //   D[m,n] = epilogue( fl( fl( fl(I)·s_a[m] ) · s_w[n] ) [· scale2] )        I = Σ (q_a − z_a)·(q_w − z_w), an integer
 //
-//   for each group of row blocks, for each chunk of 512 channels of K, for each row block of the group
+//   for each group of row blocks, for each chunk of 512 (AMX: 1,024) channels of K, for each row block of the group
 //     for each tile of H tokens
 //       sums[H][R] += Σ q_a·code                                            s32: loaded into registers before, stored behind
 //       after the last chunk: I = sums − bias·Σq_a − z_w·Σq_a − z_a·Σ(q_w − z_w), modulo 2³²; sum_bias; scales, epilogue
 //
 //                K ──────────────────▶
 //               ┌────────┬────────┬─
-//   tokens      │ H      │        │       6 KiB (AMX: 16) of a tile, from L2 for every row block
+//   tokens      │ H      │        │       6 KiB (AMX: 32) of a tile, from L2 for every row block
 //               ├────────┼────────┼─
 //               │ H      │        │
 //               └────────┴────────┴─
-//   row block   │ chunk  │                16 KiB, in L1 while all tokens of the task pass over it; the next chunk is prefetched into L2
+//   row block   │ chunk  │                16 KiB (32), in L1 while all tokens of the task pass over it; the next chunk is prefetched into L2
 //
 // Over all of K at once, a tile of tokens and a row block together would exceed L1, and every product would wait for L2. Loading and storing
 // the sums of a chunk is a few percent of the instructions (on AMX a fifth of the time). The chunk of the tokens is used by the row blocks of

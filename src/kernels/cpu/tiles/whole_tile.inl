@@ -31,8 +31,9 @@ constexpr std::int64_t kRunAhead = 16 << 10;
 /// Tiles from this height on prefetch by themselves.
 constexpr int kPrefetchRows = 6;
 
-/// Octets of a chunk of K, 512 channels. The weights of a row block and the tokens of a tile stay in L1 together: 22 KiB, on AMX 32.
-constexpr std::int64_t kChunkOctets = 64;
+/// Octets of a chunk of K, 512 channels: the weights of a row block and the tokens of a tile stay in L1 together, 22 KiB. On AMX 1,024: the
+/// weights alone stay there, 32 KiB.
+constexpr std::int64_t kChunkOctets = NIBBLE_ISA == NIBBLE_ISA_AMX ? 128 : 64;
 
 #if NIBBLE_ISA == NIBBLE_ISA_AMX
 #include "kernels/cpu/tiles/amx_bytes.inl"

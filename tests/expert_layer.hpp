@@ -88,9 +88,9 @@ struct Layer {
     ids = random_ids(s, 6, hot);
   }
 
-  /// The type of x, and of what lies between the products.
+  /// The type of x, of what lies between the products, and of the results of `down`.
   void set_type(DType type) {
-    gate_up_spec.a_dtype = down_spec.a_dtype = gate_up_spec.epilogue.out = type;
+    gate_up_spec.a_dtype = down_spec.a_dtype = gate_up_spec.epilogue.out = down_spec.epilogue.out = type;
     for (float& v : x) {
       Tensor one(type, {1});
       one.set(0, v);

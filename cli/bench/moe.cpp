@@ -142,7 +142,11 @@ struct PackedLayer {
 Result<PackedLayer> pack_all(const MoeCase& layer, const Weights& weights, DType type, const BenchSpec& spec,
                              BenchMachine& machine) {
   const std::int64_t most = *std::ranges::max_element(layer.m);
-  const LinearSpec second{.a_dtype = type, .m_max = most, .act_scheme = layer.scheme.act, .accumulation = spec.accumulation};
+  const LinearSpec second{.a_dtype = type,
+                          .m_max = most,
+                          .epilogue = {.out = type},
+                          .act_scheme = layer.scheme.act,
+                          .accumulation = spec.accumulation};
   LinearSpec first = second;
   first.epilogue = {.activation = Activation::silu, .glu = true, .out = type};
   const PackOptions options{.kernel = spec.kernel, .executor = &machine.executor(), .backend = machine.backend()};

@@ -143,11 +143,12 @@ struct MoeOperands {
   ConstTensorView residual = {};  // f32, f16 or bf16 [T,N], with MoeSpec::residual
 };
 
-/// D[t] = Σ_j weights[t,j] · down_e(glu(gate_up_e(x[t]))) + residual[t], with e = ids[t,j]: added in f32 in the order of j.
+/// D[t] = Σ_j weights[t,j] · down_e(glu(gate_up_e(x[t]))) + residual[t], with e = ids[t,j]: added in f32 in the order of j. On the
+/// GPU the results of down_e are of its specification's type (epilogue.out: f32, f16 or bf16) before they are added: those of 16 bits are rounded, and
+/// half as much to write and to read. On the CPU they are f32.
 class MoePlan {
  public:
-  /// Plans the products for these specifications of an expert, with the layer's tokens for their m_max, biases where the experts have them, and
-  /// f32 for the results of `down`.
+  /// Plans the products for these specifications of an expert, with the layer's tokens for their m_max, and biases where the experts have them.
   /// Errors: invalid_argument where the two do not fit each other, with the values; unsupported for operands; otherwise as Plan::linear.
   static Result<MoePlan> make(const PackedExperts& gate_up, const LinearSpec& gate_up_spec, const PackedExperts& down,
                               const LinearSpec& down_spec, const MoeSpec& spec, const PlanOptions& options = {});

@@ -113,6 +113,7 @@ def moe(
     it. residual: [..., N]. out_dtype: f32, f16 or bf16, by default that of x, which the result between the two layers has, too.
     out: written and returned. kernel: force one by name.
     On a GPU, where the experts and all arrays are, nothing waits for the host and ids are not checked: those outside 0 ... E - 1 are none.
+    There the results of down_e are rounded to out_dtype before they are added, too; on the CPU they are float32.
     Raises InvalidArgument with the values that do not fit; nothing has been written then.
     """
     return _core.moe(gate_up._experts, down._experts, x, ids, weights, activation, residual, out_dtype, out, kernel)

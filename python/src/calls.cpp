@@ -580,6 +580,7 @@ nb::object moe(Experts& gate_up, const Experts& down, nb::handle x, nb::handle i
   if (chosen.empty() || chosen.view.rank != 2) throw invalid("ids must be int32 [" + text(tokens) + ",top_k]");
   LinearSpec first = gate_up.packed.spec(), second = down.packed.spec();
   first.a_dtype = first.epilogue.out = second.a_dtype = a.view.dtype;
+  second.epilogue.out = type;
   first.epilogue.activation = activation_from(activation);
   first.m_max = second.m_max = bucket(tokens);
   const MoeSpec spec{.tokens_max = bucket(tokens), .top_k = chosen.view.dim(1), .residual = !added.empty(), .out = type};

@@ -1,7 +1,7 @@
 // The layer on the GPU: the same steps as in moe.cpp, each a kernel or a plan, over all pairs of tokens and experts at once.
 //
 //   ids [T,top_k] ──sort_rows──▶ rows of experts, R = T · top_k, and tiles of them for both products
-//   x [T,K] ──gather_expert_rows──▶ [R,K] ──gate_up, glu──▶ hidden [R,H] ──down──▶ results [R,N], f32 ──combine_rows──▶ D [T,N]
+//   x [T,K] ──gather_expert_rows──▶ [R,K] ──gate_up, glu──▶ hidden [R,H] ──down──▶ results [R,N] ──combine_rows──▶ D [T,N]
 //
 // The host knows R, but not which expert has how many rows. Nothing waits for that. A kernel that fetches rows from where they lie needs no gather
 // before it, sorts few rows itself, and where both products are its own runs them in one launch.
@@ -28,8 +28,8 @@ std::size_t MoePlan::Impl::device_workspace_bytes() const {
   return kDeviceAlignment + 3 * part(pairs(), sizeof(std::int32_t)) +
          part(cuda::sort_counts(static_cast<std::int64_t>(pairs()), experts), sizeof(int)) +
          2 * part(pairs(), sizeof(cuda::ExpertTile)) + part(2, sizeof(int)) + part(pairs(), x_pitch) +
-         2 * part(pairs(), hidden_pitch) + part(1, sizeof(cuda::Meeting)) +
-         part(pairs(), static_cast<std::size_t>(n) * sizeof(float)) + std::max(gate_up.workspace_bytes(), down.workspace_bytes());
+         2 * part(pairs(), hidden_pitch) + part(1, sizeof(cuda::Meeting)) + part(pairs(), result_row()) +
+         std::max(gate_up.workspace_bytes(), down.workspace_bytes());
 }
 
 Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const PackedExperts& down_experts,
@@ -55,7 +55,7 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
   std::byte* const x_rows = bytes(x_type, k);
   std::byte* const hidden_rows = bytes(hidden_type, hidden);
   std::byte* const gathered = bytes(hidden_type, hidden);
-  float* const results = arena.take<float>(pairs() * static_cast<std::size_t>(n)).data();
+  std::byte* const results = arena.take<std::byte>(pairs() * result_row()).data();
   const std::span<std::byte> meeting = arena.take<std::byte>(sizeof(cuda::Meeting));
   const bool fetches = fetches_rows(gate_up, rows) && experts::are_vectors(x) && !experts::changes_channels(gate_up_experts);
   const bool sorts = fetches && sorts_rows(gate_up, rows) && rows <= cuda::kFewPairs;
@@ -74,7 +74,7 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
   bool joined = false;  // both products in one launch
   cuda::ExpertTiles tiles = experts::tiles_of(gate_up_experts, sort, sort.products[0]);
   TensorView middle = rows_of(hidden_rows, hidden_type, hidden);
-  const TensorView sums(results, {rows, n});
+  const TensorView sums(results, result_type, {rows, n});
   const cuda::ExpertTiles down_tiles = experts::tiles_of(down_experts, sort, sort.products[1]);
   if (fetches) {
     ConstTensorView a = x;  // R rows, of which the kernel reads those that `source` names
@@ -105,6 +105,7 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
   const PackedWeightData& last = down_experts[0].data();
   const Operands rest{.residual = operands.residual};
   cuda::CombineTask combine{.results = results,
+                            .type = result_type,
                             .row_of = sort.row_of,
                             .expert_of = sort.expert_of,
                             .weights = static_cast<const float*>(operands.weights.data),

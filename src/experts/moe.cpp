@@ -72,8 +72,10 @@ Result<MoePlan> MoePlan::make(const PackedExperts& gate_up, const LinearSpec& ga
         each->norm.kind != Norm::none)
       return error(StatusCode::unsupported, "the products of a layer of experts take no {}: of operands biases alone, their own",
                    each->norm.kind != Norm::none ? "norm" : each->epilogue.name());
-  if (!is_compute_float(spec.out))
-    return error(StatusCode::unsupported, "D of a layer of experts is f32, f16 or bf16, not {}", name(spec.out));
+  for (const DType out : {spec.out, second.epilogue.out})
+    if (!is_compute_float(out))
+      return error(StatusCode::unsupported, "D of a layer of experts, and what down writes, are f32, f16 or bf16, not {}",
+                   name(out));
   NIBBLE_RETURN_IF_ERROR(
       check_elements("the pairs of tokens and experts", {spec.tokens_max, spec.top_k, std::max(down.n(), gate_up.k())}));
   if (gate_up.backend() != down.backend())
@@ -83,7 +85,7 @@ Result<MoePlan> MoePlan::make(const PackedExperts& gate_up, const LinearSpec& ga
   first.m_max = second.m_max = spec.tokens_max * (on_gpu ? spec.top_k : 1);
   first.epilogue.bias = gate_up[0].has_bias();
   second.epilogue.bias = !on_gpu && down[0].has_bias();  // on the GPU the sum adds it
-  second.epilogue.out = DType::f32;
+  if (!on_gpu) second.epilogue.out = DType::f32;         // results are few beside what a core reads of weights
   const auto planned = [&](const PackedExperts& each, const LinearSpec& of) {
     return on_gpu ? plan_experts(each.for_plans(), each.count(), of, options) : Plan::linear(each[0], of, options);
   };
@@ -105,6 +107,7 @@ Result<MoePlan> MoePlan::make(const PackedExperts& gate_up, const LinearSpec& ga
                                              .down = down_plan,
                                              .x_type = first.a_dtype,
                                              .hidden_type = second.a_dtype,
+                                             .result_type = second.epilogue.out,
                                              .experts = gate_up.count(),
                                              .k = gate_up.k(),
                                              .hidden = hidden,

@@ -12,7 +12,7 @@ struct MoePlan::Impl {
   MoeSpec spec;
   EpilogueSpec sum;  // of the weighted sum: the residual and the type of D
   Plan gate_up, down;
-  DType x_type, hidden_type;
+  DType x_type, hidden_type, result_type;  // results: of `down`
   std::int64_t experts, k, hidden, n;
   std::int64_t gate_up_n;
   Backend memory;          // of the experts
@@ -21,11 +21,12 @@ struct MoePlan::Impl {
   std::size_t pairs() const { return static_cast<std::size_t>(spec.tokens_max * spec.top_k); }
   std::size_t x_row() const { return static_cast<std::size_t>(k * bits(x_type) / 8); }
   std::size_t hidden_row() const { return static_cast<std::size_t>(hidden * bits(hidden_type) / 8); }
+  std::size_t result_row() const { return static_cast<std::size_t>(n * bits(result_type) / 8); }
   std::size_t workspace_bytes() const {
     if (memory == Backend::cuda) return device_workspace_bytes();
     return experts::kAlignment + experts::padded(static_cast<std::size_t>(experts) * sizeof(experts::Share)) +
-           2 * experts::padded(pairs() * sizeof(std::int32_t)) +
-           experts::padded(pairs() * static_cast<std::size_t>(n) * sizeof(float)) + shares.workspace_bytes();
+           2 * experts::padded(pairs() * sizeof(std::int32_t)) + experts::padded(pairs() * result_row()) +
+           shares.workspace_bytes();
   }
   std::size_t device_workspace_bytes() const;
 

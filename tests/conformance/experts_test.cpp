@@ -75,6 +75,23 @@ TEST_P(ExpertConformance, LayersAreTheirDefinition) {
   EXPECT_GT(taken, 0);
 }
 
+TEST_P(ExpertConformance, ResultsHaveTheTypeThatDownWrites) {
+  const Kernel& kernel = *GetParam();
+  for (const std::int64_t n : {72, 75})  // vectors, and columns one by one
+    for (const DType type : {DType::f16, DType::bf16}) {
+      Layer layer("u4b8g128", {.experts = 6, .tokens = 9, .top_k = 1, .k = 256, .hidden = 128, .n = n});
+      layer.set_type(type);
+      if (!layer.is_taken(kernel)) continue;
+      std::ranges::fill(layer.router, 1.0f);
+      std::ranges::fill(layer.residual, 0.0f);
+      for (const float x : layer.run_on_gpu(std::string(kernel.name))) {
+        Tensor rounded(type, {1});
+        rounded.set(0, x);
+        ASSERT_EQ(rounded.at(0), x) << name(type);
+      }
+    }
+}
+
 TEST_P(ExpertConformance, TokensMayHaveFewerExpertsAndNone) {
   const Kernel& kernel = *GetParam();
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {

@@ -292,7 +292,38 @@ __global__ void __launch_bounds__(kGatherThreads) gather_rows_kernel(const __gri
 constexpr int kCombineThreads = 128;
 constexpr int kColumns = 8;  // of a thread
 
+/// Results of a row from `at` on.
+template <DType kType>
+__device__ __forceinline__ void load_results(float (&v)[kColumns], const void* results, std::int64_t at, int count,
+                                             bool vectors) {
+  if constexpr (kType == DType::f32) {
+    const float* const from = static_cast<const float*>(results) + at;
+    if (vectors) {
+      const float4 low = __ldcg(reinterpret_cast<const float4*>(from)), high = __ldcg(reinterpret_cast<const float4*>(from) + 1);
+      v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+      v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+      return;
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      if (c < count) v[c] = __ldcg(from + c);
+  } else {
+    const std::uint16_t* const from = static_cast<const std::uint16_t*>(results) + at;
+    if (vectors) {
+      const uint4 eight = __ldcg(reinterpret_cast<const uint4*>(from));
+      const std::uint32_t word[kColumns / 2] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) v[c] = half_of(word[c / 2], c % 2, kType);
+      return;
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      if (c < count) v[c] = half_of(__ldcg(from + c), 0, kType);
+  }
+}
+
 /// Eight results of a token are loaded at once, and added one after the other.
+template <DType kType>
 __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __grid_constant__ CombineTask p) {
   constexpr int kResults = 8;
   let_successor_start();
@@ -311,7 +342,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __g
   };
   load(static_cast<int>(blockIdx.y), 0);
   wait_for_predecessor();
-  const bool whole = n + kColumns <= p.n, vectors = p.n % 4 == 0 && whole;
+  const bool whole = n + kColumns <= p.n, vectors = whole && p.n % (kType == DType::f32 ? 4 : 8) == 0;
 #pragma unroll 1
   for (int t = static_cast<int>(blockIdx.y); t < p.tokens; t += static_cast<int>(gridDim.y)) {
     float sum[kColumns] = {};
@@ -322,17 +353,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __g
 #pragma unroll
       for (int i = 0; i < kResults; ++i) {
         if (row[i] < 0) continue;
-        const float* const from = p.results + static_cast<std::int64_t>(row[i]) * p.n + n;
-        if (vectors) {
-          const float4 low = __ldcg(reinterpret_cast<const float4*>(from)),
-                       high = __ldcg(reinterpret_cast<const float4*>(from) + 1);
-          v[i][0] = low.x, v[i][1] = low.y, v[i][2] = low.z, v[i][3] = low.w;
-          v[i][4] = high.x, v[i][5] = high.y, v[i][6] = high.z, v[i][7] = high.w;
-        } else {
-#pragma unroll
-          for (int c = 0; c < kColumns; ++c)
-            if (n + c < p.n) v[i][c] = __ldcg(from + c);
-        }
+        load_results<kType>(v[i], p.results, static_cast<std::int64_t>(row[i]) * p.n + n, p.n - n, vectors);
       }
 #pragma unroll
       for (int i = 0; i < kResults; ++i) {
@@ -405,8 +426,11 @@ cudaError_t gather_expert_rows(const GatherRowsTask& task, cudaStream_t stream) 
 
 cudaError_t combine_rows(const CombineTask& task, cudaStream_t stream) {
   if (task.tokens < 1 || task.n < 1 || task.top_k < 1) return cudaErrorInvalidValue;
-  return launch_dependent(combine_rows_kernel, pieces_by_rows(task.n, kCombineThreads * kColumns, task.tokens),
-                          dim3(kCombineThreads), 0, stream, task);
+  const auto kernel = task.type == DType::f16    ? combine_rows_kernel<DType::f16>
+                      : task.type == DType::bf16 ? combine_rows_kernel<DType::bf16>
+                                                 : combine_rows_kernel<DType::f32>;
+  return launch_dependent(kernel, pieces_by_rows(task.n, kCombineThreads * kColumns, task.tokens), dim3(kCombineThreads), 0,
+                          stream, task);
 }
 
 }  // namespace nibble::cuda

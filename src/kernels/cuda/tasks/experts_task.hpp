@@ -96,7 +96,8 @@ struct GatherRowsTask {
 
 /// D[t] = Σ_j weights[t,j] · (results[row_of[t,j]] + bias of its expert) + the rest of the epilogue, in the order of j.
 struct CombineTask {
-  const float* results = nullptr;  // [rows,N], dense
+  const void* results = nullptr;  // [rows,N], dense
+  DType type = DType::f32;        // of them: f32, f16 or bf16
   const std::int32_t* row_of = nullptr;
   const std::int32_t* expert_of = nullptr;
   const float* weights = nullptr;  // [T,top_k]

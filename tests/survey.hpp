@@ -1,4 +1,4 @@
-// The layers of a survey of a GPU (bench/survey.py): the problem of each, and what every kernel took.
+// The layers of a survey of a GPU or a CPU (bench/survey.py): the problem of each, and what every kernel took.
 #pragma once
 
 #include <fstream>
@@ -37,12 +37,25 @@ inline ConvGeometry conv_geometry(const nlohmann::json& conv) {
           .groups = conv["groups"]};
 }
 
-/// The layers of a file under bench/results/h100 or bench/results/h200. Throws where the file cannot be read.
+/// Weights of a CPU are packed for up to so many tokens.
+constexpr std::int64_t kCpuTokens = 256;
+
+/// The machine that a survey of a CPU was made on.
+inline Roofline roofline_of(const nlohmann::json& device) {
+  return {.threads = device["threads"],
+          .read_gbytes_per_s = device["read_gbytes_per_s"],
+          .f32_gflops = device["f32_gflops"],
+          .bf16_gflops = device["bf16_gflops"],
+          .int8_gops = device["int8_gops"]};
+}
+
+/// The layers of a file under bench/results/h100 or bench/results/h200, or of a CPU's. Throws where the file cannot be read.
 inline std::vector<SurveyedLayer> surveyed_layers(const std::string& path) {
   static const GpuInfo kH100 = *described_gpu("h100"), kH200 = *described_gpu("h200");
   std::ifstream in(path);
   if (!in) throw std::runtime_error("cannot read " + path);
   const nlohmann::json data = nlohmann::json::parse(in);
+  const bool on_cpu = !data["device"].contains("sms") && data["device"].contains("isa");
   std::vector<SurveyedLayer> layers;
   for (const nlohmann::json& row : data["rows"]) {
     if (row.value("calls", "back-to-back") != "back-to-back") continue;
@@ -62,6 +75,15 @@ inline std::vector<SurveyedLayer> surveyed_layers(const std::string& path) {
                      .epilogue = {.out = out},
                      .act_scheme = scheme.act,
                      .gpu = path.find("/h100/") != std::string::npos ? &kH100 : &kH200};
+    if (on_cpu) {
+      layer.problem.memory = Backend::cpu;
+      layer.problem.gpu = nullptr;
+      layer.problem.cpu =
+          *std::ranges::find(kAllIsas, data["device"]["isa"].get<std::string>(), [](Isa isa) { return name(isa); });
+      layer.problem.machine = roofline_of(data["device"]);
+      layer.problem.layout = {};
+      layer.problem.layout = choose_packing(layer.problem, kCpuTokens, {})->layout->name;
+    }
     layer.conv = row.contains("conv");
     if (layer.conv) {
       // A pointwise convolution is a linear layer of its pixels, as for a plan.

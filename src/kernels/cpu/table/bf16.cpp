@@ -80,26 +80,28 @@ struct Bf16Rates {
   int tokens;     // that are multiplied together, as many or fewer
 };
 
-template <const Bf16Isa& kIsa, const Bf16Rates& kRates>
+/// kOnAmx: the rates of machines with AMX.
+template <const Bf16Isa& kIsa, const Bf16Rates& kUsual, const Bf16Rates& kOnAmx>
 double cost_us(const Kernel& self, const Problem& p) {
+  const Bf16Rates& rates = has_amx(p.machine) ? kOnAmx : kUsual;
   const std::int64_t blocks = (p.n + kIsa.rows - 1) / kIsa.rows, vectors_per_block = kIsa.rows / kIsa.lanes;
   const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double pairs = 4.0 * static_cast<double>(tile::Geometry::octets(p.k));
   const ActDigits digits = ActDigits::make(p.act_scheme, p.scheme, p.k);
   const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(digits.piece));
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
-  const std::int64_t tokens_of_tiles = (p.m + kRates.tokens - 1) / kRates.tokens * kRates.tokens;
+  const std::int64_t tokens_of_tiles = (p.m + rates.tokens - 1) / rates.tokens * rates.tokens;
   const auto tokens = static_cast<double>(tokens_of_tiles);
   const int decodes = p.scheme.is_dense() ? 0 : bits(p.scheme.codes) == 4 ? 1 : 2;
-  const double decode = decodes * kRates.decode * static_cast<double>(token_blocks);
+  const double decode = decodes * rates.decode * static_cast<double>(token_blocks);
   const double slots =
-      vectors * (pairs * (bf16_terms(self.form) * kRates.dot * tokens + decode) + segments * tokens * kRates.flush);
+      vectors * (pairs * (bf16_terms(self.form) * rates.dot * tokens + decode) + segments * tokens * rates.flush);
   const std::int64_t tasks = blocks * token_blocks;
   const double compute = 1e-3 * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
-  return kLoopUs + overlapped(compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
+  return kLoopUs + overlapped(p.machine, compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
 }
 
-template <const Bf16Isa& kIsa, const Bf16Rates& kRates>
+template <const Bf16Isa& kIsa, const Bf16Rates& kRates, const Bf16Rates& kOnAmx = kRates>
 constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
   return {
       .backend = Backend::cpu,
@@ -114,19 +116,20 @@ constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
           "exact: bf16 dot products, weights decoded to a bf16 panel that many tokens share; dense bf16 as it lies; FP8 as bf16",
       .form = form,
       .accepts = accepts,
-      .cost_us = cost_us<kIsa, kRates>,
+      .cost_us = cost_us<kIsa, kRates, kOnAmx>,
       .run = run<kIsa>};
 }
 
 #if defined(__x86_64__)
-constexpr Bf16Rates kAmxRates{.dot = 0.2, .decode = 5.4, .flush = 7.7, .tokens = 16};
+constexpr Bf16Rates kAmxRates{.dot = 0.3, .decode = 5.4, .flush = 10.4, .tokens = 16};
 constexpr Bf16Rates kAvx512Rates{.dot = 1.09, .decode = 5.4, .flush = 7.7, .tokens = 2};
+constexpr Bf16Rates kAvx512OnAmx{.dot = 4, .decode = 5.4, .flush = 7.7, .tokens = 2};  // a dot product every second clock
 
 constexpr std::array kKernels{
     row<kAmxBf16, kAmxRates>(Isa::amx, ActForm::bf16k32, {32, 32, 0}),
     row<kAmxBf16, kAmxRates>(Isa::amx, ActForm::bf16x2k32, {32, 32, 0}),
     row<kAmxBf16, kAmxRates>(Isa::amx, ActForm::bf16x3k32, {32, 32, 0}),
-    row<kAvx512Bf16, kAvx512Rates>(Isa::avx512bf16, ActForm::bf16, {8, 32, 0}),
+    row<kAvx512Bf16, kAvx512Rates, kAvx512OnAmx>(Isa::avx512bf16, ActForm::bf16, {8, 32, 0}),
 };
 #else
 /// By the instructions of the loops (bench/aarch64_loops.py), in the slots of SDOT (dot.cpp): 52 of them for 24 BFMMLA.

@@ -74,7 +74,7 @@ double dequantize_cost_us(const Kernel&, const Problem& p) {
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k);
   const double compute = 1e-3 * weights / kIsa.lanes * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
   const double write = 1e-3 * weights * bits(p.epilogue.out) / 8 / p.machine.read_gbytes_per_s;
-  return kLoopUs + overlapped(compute, read_us(p, kIsa.rows) + write);
+  return kLoopUs + overlapped(p.machine, compute, read_us(p, kIsa.rows) + write);
 }
 
 template <const DequantizeIsa& kIsa, const Rates& kRates>

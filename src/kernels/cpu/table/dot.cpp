@@ -91,8 +91,10 @@ constexpr DotRates whole(DotRates rates) {
 /// Per vector and octet, for codes that are neither of 4 nor of 8 bits.
 constexpr double kWidenSlots = 16;
 
-template <const DotIsa& kIsa, const DotRates& kRates>
+/// kOnAmx: the rates of machines with AMX.
+template <const DotIsa& kIsa, const DotRates& kUsual, const DotRates& kOnAmx>
 double cost_us(const Kernel& self, const Problem& p) {
+  const DotRates& rates = has_amx(p.machine) ? kOnAmx : kUsual;
   const std::int64_t tile = prepared_tile(self.form, p.m, kIsa.tile);
   const ActDigits digits = ActDigits::make(p.act_scheme, p.scheme, p.k);
   const int width = bits(p.scheme.codes), vectors = kIsa.rows / kIsa.lanes;
@@ -100,28 +102,28 @@ double cost_us(const Kernel& self, const Problem& p) {
   const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(digits.piece));
   const bool narrow = width == 4 || width == 8;
   const bool zeros = digits.zero_sums == ZeroSums::per_segment;
-  const double token = kRates.token + (zeros ? kZeroSlots : 0);
+  const double token = rates.token + (zeros ? kZeroSlots : 0);
   const auto slots = [&](std::int64_t height) {  // of a tile over all of K
     const std::int64_t room = token_room(self.form);
     const std::int64_t rows_of_tiles = (height + room - 1) / room * room * digits.digits;
     const auto rows = static_cast<double>(rows_of_tiles);
-    const double dots = 2 * rows * (width == 4 ? kRates.dot : kRates.wide);
-    const double codes = narrow ? kRates.octet * width / 4 : kRates.octet + kWidenSlots;
-    return vectors * (octets * (dots + codes) + segments * (kRates.segment + static_cast<double>(height) * token));
+    const double dots = 2 * rows * (width == 4 ? rates.dot : rates.wide);
+    const double codes = narrow ? rates.octet * width / 4 : rates.octet + kWidenSlots;
+    return vectors * (octets * (dots + codes) + segments * (rates.segment + static_cast<double>(height) * token));
   };
   const std::int64_t full = p.m / tile, tail = p.m % tile, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
   double tiles = static_cast<double>(full) * slots(tile) + (tail != 0 ? slots(tail) : 0.0);
   if (zeros)  // the first tile of each task sums codes
     tiles += std::ceil(static_cast<double>(p.m) / static_cast<double>(kIsa.task_tokens)) * vectors * octets *
-             (width == 4 ? kRates.dot : 2 * kRates.wide);
+             (width == 4 ? rates.dot : 2 * rates.wide);
   const double compute = 1e-3 * static_cast<double>(blocks) * tiles * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
-  return kLoopUs + overlapped(compute * imbalance(blocks, p.machine.threads), read_us(p, kIsa.rows));
+  return kLoopUs + overlapped(p.machine, compute * imbalance(blocks, p.machine.threads), read_us(p, kIsa.rows));
 }
 
 #if defined(__x86_64__)
-/// Tiles of AMX by segments: a row block is unpacked once for all tokens of a task. The slots of a tile of 32 tokens hardly depend on the
-/// length of its segments: storing and scaling sums take longer than the products.
-constexpr double kAmxDotSlots = 0.06, kAmxTokenSlots = 8, kAmxOctetSlots = 18, kAmxSegmentSlots = 40;
+/// Tiles of AMX by segments: a row block is unpacked once for all tokens of a task. Storing and scaling sums take longer than the products of
+/// short segments.
+constexpr double kAmxDotSlots = 0.28, kAmxTokenSlots = 9, kAmxOctetSlots = 30, kAmxSegmentSlots = 190;
 
 double cost_amx_us(const Kernel& self, const Problem& p) {
   const DotIsa& isa = kAmxInt8;
@@ -140,11 +142,11 @@ double cost_amx_us(const Kernel& self, const Problem& p) {
   const std::int64_t vectors = isa.rows / isa.lanes, blocks = (p.n + isa.rows - 1) / isa.rows;
   const double slots = static_cast<double>(blocks * vectors) * segments * (dots + scaling + times * unpacking);
   const double compute = 1e-3 * slots * slot_ns(p.machine, isa.lanes) / p.machine.threads;
-  return kLoopUs + overlapped(compute * imbalance(blocks, p.machine.threads), read_us(p, isa.rows));
+  return kLoopUs + overlapped(p.machine, compute * imbalance(blocks, p.machine.threads), read_us(p, isa.rows));
 }
 #endif
 
-template <const DotIsa& kIsa, const DotRates& kRates>
+template <const DotIsa& kIsa, const DotRates& kRates, const DotRates& kOnAmx = kRates>
 constexpr Kernel row(Isa isa, ActForm form, std::string_view layout, Tile tile, std::string_view variant = {}) {
   return {.backend = Backend::cpu,
           .isa = isa,
@@ -162,13 +164,13 @@ constexpr Kernel row(Isa isa, ActForm form, std::string_view layout, Tile tile, 
           .form = form,
           .sums = form == ActForm::s8x3 ? Sums::fixed_point : Sums::integers,
           .accepts = accepts_dot,
-          .cost_us = cost_us<kIsa, kRates>,
+          .cost_us = cost_us<kIsa, kRates, kOnAmx>,
           .run = run<kIsa>};
 }
 
 #if defined(__x86_64__)
 /// The rates of AMX are per tile of 16 tokens; `octet` is loading a tile.
-constexpr DotRates kAmxWholeRates = whole({.dot = 0.25, .wide = 0.25, .octet = 1});
+constexpr DotRates kAmxWholeRates = whole({.dot = 0.38, .wide = 0.38, .octet = 1});
 
 constexpr Kernel amx_segments() {
   Kernel kernel = row<kAmxInt8, kAmxWholeRates>(Isa::amx, ActForm::s8k64, "cpu_n32", {32, 32, 0});
@@ -181,9 +183,12 @@ constexpr DotRates kBaselineRates{.dot = 8.0, .wide = 8.2, .octet = 2, .segment 
 constexpr DotRates kBaselineWholeRates = whole(kBaselineRates);
 #if defined(__x86_64__)
 constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 6, .token = 1.7};
+constexpr DotRates kAvx512VnniOnAmx{.dot = 1.24, .wide = 1.24, .octet = 2.65, .segment = 23.5, .token = 1.7};
 constexpr DotRates kAvx512VnniWholeRates = whole(kAvx512VnniRates);
+constexpr DotRates kAvx512OnAmx{.dot = 3.2, .wide = 5, .octet = 2.65, .segment = 23.5, .token = 1.7};
 constexpr DotRates kAvx512Rates{.dot = 2.1, .wide = 3.2, .octet = 1.1, .segment = 6, .token = 1.7};
 constexpr DotRates kAvx512WholeRates = whole({.dot = 2.1, .wide = 2.3, .octet = 1.1});  // widened once for all tokens
+constexpr DotRates kAvx512WholeOnAmx = whole({.dot = 5, .wide = 5.5, .octet = 1.5});
 constexpr DotRates kAvx2VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 35, .token = 3};
 constexpr DotRates kAvx2VnniWholeRates = whole(kAvx2VnniRates);
 constexpr DotRates kAvx2Rates{.dot = 2.15, .wide = 3.9, .octet = 1.1, .segment = 22, .token = 2.5};
@@ -199,17 +204,17 @@ constexpr DotRates kI8mmWholeRates = whole(kI8mmRates);
 
 constexpr std::array kKernels {
 #if defined(__x86_64__)
-  row<kAvx512VnniFixed, kAvx512VnniRates>(Isa::avx512vnni, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
-      row<kAvx512Fixed, kAvx512Rates>(Isa::avx512, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
+  row<kAvx512VnniFixed, kAvx512VnniRates, kAvx512VnniOnAmx>(Isa::avx512vnni, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
+      row<kAvx512Fixed, kAvx512Rates, kAvx512OnAmx>(Isa::avx512, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
       row<kAvx2VnniFixed, kAvx2VnniRates>(Isa::avx2vnni, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
       row<kAvx2Fixed, kAvx2Rates>(Isa::avx2, ActForm::s8x3, "cpu_n16", {1, 16, 0}), amx_segments(),
-      row<kAvx512VnniInt8, kAvx512VnniRates>(Isa::avx512vnni, ActForm::s8, "cpu_n32", {6, 32, 0}),
-      row<kAvx512Int8, kAvx512Rates>(Isa::avx512, ActForm::s8, "cpu_n32", {6, 32, 0}),
+      row<kAvx512VnniInt8, kAvx512VnniRates, kAvx512VnniOnAmx>(Isa::avx512vnni, ActForm::s8, "cpu_n32", {6, 32, 0}),
+      row<kAvx512Int8, kAvx512Rates, kAvx512OnAmx>(Isa::avx512, ActForm::s8, "cpu_n32", {6, 32, 0}),
       row<kAvx2VnniInt8, kAvx2VnniRates>(Isa::avx2vnni, ActForm::s8, "cpu_n16", {4, 16, 0}),
       row<kAvx2Int8, kAvx2Rates>(Isa::avx2, ActForm::s8, "cpu_n16", {4, 16, 0}),
       row<kAmxWhole, kAmxWholeRates>(Isa::amx, ActForm::s8k64, "cpu_n32", {32, 32, 0}, kWhole),
       row<kAvx512VnniWhole, kAvx512VnniWholeRates>(Isa::avx512vnni, ActForm::s8, "cpu_n32", {12, 32, 0}, kWhole),
-      row<kAvx512Whole, kAvx512WholeRates>(Isa::avx512, ActForm::s8, "cpu_n32", {12, 32, 0}, kWhole),
+      row<kAvx512Whole, kAvx512WholeRates, kAvx512WholeOnAmx>(Isa::avx512, ActForm::s8, "cpu_n32", {12, 32, 0}, kWhole),
       row<kAvx2VnniWhole, kAvx2VnniWholeRates>(Isa::avx2vnni, ActForm::s8, "cpu_n16", {6, 16, 0}, kWhole),
       row<kAvx2Whole, kAvx2WholeRates>(Isa::avx2, ActForm::s8, "cpu_n16", {4, 16, 0}, kWhole),
 #elif defined(__aarch64__)

@@ -63,36 +63,39 @@ constexpr Rates kBaselineRates{.decode = 7.4, .floats = 40, .dot = 3.1, .tile = 
 #endif
 constexpr Rates kAvx2Rates{.decode = 3.8, .floats = 5.4, .dot = 1.08, .tile = 3.7, .direct = 4.2};
 constexpr Rates kAvx512Rates{.decode = 3.8, .floats = 6.5, .dot = 1.08, .tile = 1.2, .direct = 3.7};
+constexpr Rates kAvx512OnAmx{.decode = 7, .floats = 6.5, .dot = 1.08, .tile = 1.2, .direct = 3.7};
 constexpr Rates kAvx512Bf16Rates{.decode = 3.8, .floats = 6.5, .dot = 1.08, .tile = 1.2, .direct = 3.4};
 constexpr double kGeneral = 62;  // per vector of a panel that is decoded in double
 constexpr double kHalf = 2;      // per vector of a panel of dense f16 or bf16, an estimate: half a load, a shift and a store
 
-template <const FloatIsa& kIsa, const Rates& kRates>
+/// kOnAmx: the rates of machines with AMX.
+template <const FloatIsa& kIsa, const Rates& kUsual, const Rates& kOnAmx>
 double linear_cost_us(const Kernel&, const Problem& p) {
+  const Rates& rates = has_amx(p.machine) ? kOnAmx : kUsual;
   const bool simple =
       (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) && info(p.scheme.codes).kind != DTypeKind::floating;
   const bool floats = (p.scheme.codes == DType::e4m3 || p.scheme.codes == DType::e2m1) && p.scheme.zero == ZeroKind::none;
   const bool whole = bits(p.scheme.codes) == 4 || bits(p.scheme.codes) == 8;
   const double panel = p.scheme.codes == DType::f32 ? 0.0
                        : p.scheme.is_dense()        ? kHalf
-                       : simple                     ? (whole ? 1 : 2) * kRates.decode
-                                                    : (floats ? kRates.floats : kGeneral);
+                       : simple                     ? (whole ? 1 : 2) * rates.decode
+                                                    : (floats ? rates.floats : kGeneral);
   const bool direct = floats && p.m <= kIsa.few;
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
-  const auto tile_slots = [](std::int64_t height) { return std::max(kRates.tile, kRates.dot * static_cast<double>(height)); };
+  const auto tile_slots = [&rates](std::int64_t height) { return std::max(rates.tile, rates.dot * static_cast<double>(height)); };
   const std::int64_t full = p.m / kIsa.tile_m, tail = p.m % kIsa.tile_m, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
   const double tiles = static_cast<double>(full) * tile_slots(kIsa.tile_m) + (tail != 0 ? tile_slots(tail) : 0.0);
   const double decode = static_cast<double>(token_blocks) * panel;
   const int vectors_per_block = kIsa.rows / kIsa.lanes;
   const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double slots =
-      vectors * static_cast<double>(p.k) * (direct ? kRates.direct + kRates.dot * static_cast<double>(p.m) : decode + tiles);
+      vectors * static_cast<double>(p.k) * (direct ? rates.direct + rates.dot * static_cast<double>(p.m) : decode + tiles);
   const std::int64_t step = task_blocks(blocks, p.machine.threads), tasks = (blocks + step - 1) / step * token_blocks;
   const double compute = 1e-3 * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
-  return kLoopUs + overlapped(compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
+  return kLoopUs + overlapped(p.machine, compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
 }
 
-template <const FloatIsa& kIsa, const Rates& kRates>
+template <const FloatIsa& kIsa, const Rates& kRates, const Rates& kOnAmx = kRates>
 constexpr Kernel linear_row(Isa isa, std::string_view layout, Tile tile, std::string_view summary) {
   return {.backend = Backend::cpu,
           .isa = isa,
@@ -105,7 +108,7 @@ constexpr Kernel linear_row(Isa isa, std::string_view layout, Tile tile, std::st
           .summary = summary,
           .form = ActForm::f32,
           .accepts = accepts_float,
-          .cost_us = linear_cost_us<kIsa, kRates>,
+          .cost_us = linear_cost_us<kIsa, kRates, kOnAmx>,
           .run = run_linear<kIsa>};
 }
 
@@ -130,7 +133,7 @@ constexpr Kernel e4m3_row() {
 constexpr std::array kLinear {
 #if defined(__x86_64__)
   e4m3_row(),
-      linear_row<kAvx512Float, kAvx512Rates>(
+      linear_row<kAvx512Float, kAvx512Rates, kAvx512OnAmx>(
           Isa::avx512, "cpu_n32", {8, 32, 0},
           "f32 multiply-adds in 8×32 register tiles, weights decoded to an f32 panel; FP8 activations as floats"),
       linear_row<kAvx2Float, kAvx2Rates>(

@@ -26,6 +26,7 @@ struct Limits {
   const char* file;
   std::size_t unmeasured;  // choices without a measurement
   double median, worst;    // of the regret: how much slower than the fastest measured kernel the chosen one is
+  double most = 1;         // of the regret: of 95 layers of 100
   double far = 1;          // of the predicted time of the choice: |predicted / measured − 1|, in the median
 };
 std::ostream& operator<<(std::ostream& out, const Limits& limits) { return out << limits.file; }
@@ -68,7 +69,8 @@ TEST_P(Choice, IsMeasuredAndNearTheFastest) {
   }
   ASSERT_FALSE(regrets.empty());
   std::ranges::sort(regrets, std::greater());
-  const double median = regrets[regrets.size() / 2].first, worst = regrets.front().first;
+  const double median = regrets[regrets.size() / 2].first, worst = regrets.front().first,
+               most = regrets[regrets.size() / 20].first;
   fmt::print("{}: {} layers, {} choices not measured; slower than the fastest by {:.1f} % in the median, {:.1f} % at worst\n",
              limits.file, unmeasured.size() + regrets.size(), unmeasured.size(), 100 * median, 100 * worst);
   std::ranges::sort(judged);
@@ -81,12 +83,13 @@ TEST_P(Choice, IsMeasuredAndNearTheFastest) {
   EXPECT_LE(unmeasured.size(), limits.unmeasured);
   EXPECT_LE(median, limits.median);
   EXPECT_LE(worst, limits.worst);
+  EXPECT_LE(most, limits.most);
   std::ranges::sort(far);
   fmt::print("  predicted times are {:.0f} % off in the median\n", 100 * far[far.size() / 2]);
   EXPECT_LE(far[far.size() / 2], limits.far);
 }
 
-// Of convolutions one choice is not measured: 256 → 64 channels in batches of 32 go to a row that is newer than the measurements.
+// The CPU was shared with others: times of the same kernel differ by up to a half. Of convolutions one choice is not measured: 256 → 64 channels in batches of 32 go to a row that is newer than the measurements.
 INSTANTIATE_TEST_SUITE_P(
     Measured, Choice,
     ::testing::Values(Limits{"h100/survey-wna16.json", 0, 0.001, 0.14}, Limits{"h100/survey-groups.json", 0, 0.001, 0.078},
@@ -101,7 +104,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Limits{"h200/shards.json", 0, 0.001, 0.121}, Limits{"h200/gemm-qwen.json", 0, 0.001, 0.01},
                       Limits{"h200/survey-8bit.json", 0, 0.001, 0.09}, Limits{"h200/gemm-deepseek.json", 0, 0.001, 0.081},
                       Limits{"h200/conv-kernels.json", 1, 0.002, 0.185}, Limits{"h100/conv-kernels.json", 1, 0.005, 0.111},
-                      Limits{"h200/survey-f32.json", 0, 0.001, 0.323}, Limits{"h200/survey-f32-groups.json", 0, 0.001, 0.083}),
+                      Limits{"h200/survey-f32.json", 0, 0.001, 0.323}, Limits{"h200/survey-f32-groups.json", 0, 0.001, 0.083},
+                      Limits{"cpu-survey-amx.json", 0, 0.001, 0.62, 0.2, 0.27}),
     [](const auto& test) {
       std::string name = test.param.file;
       name.resize(name.find(".json"));

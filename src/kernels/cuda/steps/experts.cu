@@ -16,6 +16,7 @@
 #include "kernels/cuda/steps/experts.hpp"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/fragment.cuh"
@@ -292,37 +293,35 @@ __global__ void __launch_bounds__(kGatherThreads) gather_rows_kernel(const __gri
 constexpr int kCombineThreads = 128;
 constexpr int kColumns = 8;  // of a thread
 
-/// Results of a row from `at` on.
+/// Eight results of a row, as they lie in memory: conversions would wait for each load before the next one.
 template <DType kType>
-__device__ __forceinline__ void load_results(float (&v)[kColumns], const void* results, std::int64_t at, int count,
-                                             bool vectors) {
-  if constexpr (kType == DType::f32) {
-    const float* const from = static_cast<const float*>(results) + at;
-    if (vectors) {
-      const float4 low = __ldcg(reinterpret_cast<const float4*>(from)), high = __ldcg(reinterpret_cast<const float4*>(from) + 1);
-      v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-      v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-      return;
-    }
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-      if (c < count) v[c] = __ldcg(from + c);
-  } else {
-    const std::uint16_t* const from = static_cast<const std::uint16_t*>(results) + at;
-    if (vectors) {
-      const uint4 eight = __ldcg(reinterpret_cast<const uint4*>(from));
-      const std::uint32_t word[kColumns / 2] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) v[c] = half_of(word[c / 2], c % 2, kType);
-      return;
-    }
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-      if (c < count) v[c] = half_of(__ldcg(from + c), 0, kType);
-  }
-}
+struct Results {
+  using Number = std::conditional_t<kType == DType::f32, std::uint32_t, std::uint16_t>;
+  static constexpr int kWords = kColumns * static_cast<int>(sizeof(Number)) / 4;
+  std::uint32_t word[kWords] = {};
 
-/// Eight results of a token are loaded at once, and added one after the other.
+  __device__ void load(const void* results, std::int64_t at) {
+    const auto* const from = reinterpret_cast<const uint4*>(static_cast<const Number*>(results) + at);
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const uint4 four = __ldcg(from + i / 4);
+      word[i] = four.x, word[i + 1] = four.y, word[i + 2] = four.z, word[i + 3] = four.w;
+    }
+  }
+  /// The first `count` of them, wherever they begin.
+  __device__ void load_some(const void* results, std::int64_t at, int count) {
+    const Number* const from = static_cast<const Number*>(results) + at;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      if (c < count) word[c * kWords / kColumns] |= std::uint32_t{__ldcg(from + c)} << c * 8 * sizeof(Number) % 32;
+  }
+  __device__ float operator[](int c) const {
+    return kType == DType::f32 ? __uint_as_float(word[c * kWords / kColumns])
+                               : half_of(word[c * kWords / kColumns], c % 2, kType);
+  }
+};
+
+/// Eight results of a token are loaded at once, and added one after the other, while the next ones' rows and weights are on their way.
 template <DType kType>
 __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __grid_constant__ CombineTask p) {
   constexpr int kResults = 8;
@@ -348,24 +347,32 @@ __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __g
     float sum[kColumns] = {};
 #pragma unroll 1
     for (int first = 0; first < p.top_k; first += kResults) {
-      float v[kResults][kColumns] = {};
-      if (first != 0 || t != static_cast<int>(blockIdx.y)) load(t, first);
+      Results<kType> result[kResults];
+      int of_row[kResults];
+      float factor[kResults];
 #pragma unroll
       for (int i = 0; i < kResults; ++i) {
+        of_row[i] = row[i], factor[i] = weight[i];
         if (row[i] < 0) continue;
-        load_results<kType>(v[i], p.results, static_cast<std::int64_t>(row[i]) * p.n + n, p.n - n, vectors);
+        const std::int64_t at = static_cast<std::int64_t>(row[i]) * p.n + n;
+        vectors ? result[i].load(p.results, at) : result[i].load_some(p.results, at, p.n - n);
       }
+      const bool more = first + kResults < p.top_k;
+      if (const int next = more ? t : t + static_cast<int>(gridDim.y); next < p.tokens) load(next, more ? first + kResults : 0);
 #pragma unroll
       for (int i = 0; i < kResults; ++i) {
-        if (row[i] < 0) continue;
+        if (of_row[i] < 0) continue;
+        float v[kColumns];
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) v[c] = result[i][c];
         if (p.bias.data != nullptr) {
-          const std::int64_t of = __ldcg(p.expert_of + row[i]) * p.bias.stride + n;
+          const std::int64_t of = __ldcg(p.expert_of + of_row[i]) * p.bias.stride + n;
 #pragma unroll
           for (int c = 0; c < kColumns; ++c)
-            if (n + c < p.n) v[i][c] = epilogue::add(v[i][c], p.bias.at(of + c));
+            if (n + c < p.n) v[c] = epilogue::add(v[c], p.bias.at(of + c));
         }
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) sum[c] = epilogue::add(sum[c], epilogue::multiply(weight[i], v[i][c]));
+        for (int c = 0; c < kColumns; ++c) sum[c] = epilogue::add(sum[c], epilogue::multiply(factor[i], v[c]));
       }
     }
     if (whole) {

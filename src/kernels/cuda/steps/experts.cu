@@ -235,15 +235,23 @@ __device__ __forceinline__ std::uint16_t half_bits(DType type, float x) {
   return reinterpret_cast<const std::uint16_t&>(v);
 }
 
+/// Whether positions from `k` on are copied as they are.
+__device__ __forceinline__ bool is_copied(const GatherRowsTask& p, int k) {
+  const int bytes = p.type == DType::f32 ? 4 : 2;
+  return p.perm == nullptr && p.prescale == nullptr && k + kPositions <= p.columns &&
+         reinterpret_cast<std::uintptr_t>(p.from) % 16 == 0 && p.from_stride * bytes % 16 == 0;
+}
+__device__ __forceinline__ bool is_row(const GatherRowsTask& p, int expert, std::int64_t from) {
+  return expert >= 0 && from >= 0 && from < p.sources;
+}
+
 /// Eight positions of a row from `k` on, as they are or one by one.
 __device__ __forceinline__ void gather_eight(const GatherRowsTask& p, std::int64_t row, int expert, std::int64_t from, int k) {
-  const bool exists = expert >= 0 && from >= 0 && from < p.sources, halves = p.type != DType::f32;
+  const bool exists = is_row(p, expert, from), halves = p.type != DType::f32;
   const int bytes = halves ? 2 : 4;
   const auto* const x = static_cast<const std::uint8_t*>(p.from) + (exists ? from * p.from_stride : 0) * bytes;
   auto* const to = reinterpret_cast<uint4*>(static_cast<std::uint8_t*>(p.to) + (row * p.to_stride + k) * bytes);
-  const bool as_is = p.perm == nullptr && p.prescale == nullptr && k + kPositions <= p.columns &&
-                     reinterpret_cast<std::uintptr_t>(p.from) % 16 == 0 && p.from_stride * bytes % 16 == 0;
-  if (!exists || as_is) {
+  if (!exists || is_copied(p, k)) {
     const auto* const vectors = reinterpret_cast<const uint4*>(x + k * bytes);
     to[0] = exists ? vectors[0] : uint4{};
     if (!halves) to[1] = exists ? vectors[1] : uint4{};
@@ -265,13 +273,14 @@ __device__ __forceinline__ void gather_eight(const GatherRowsTask& p, std::int64
   }
 }
 
-/// Where rows come from is loaded for four rows at once.
+/// Where rows come from is loaded for four rows at once, and so are those of 16 bits that are copied.
 __global__ void __launch_bounds__(kGatherThreads) gather_rows_kernel(const __grid_constant__ GatherRowsTask p) {
   constexpr int kRows = 4;
   wait_for_predecessor();
   let_successor_start();  // only now, so that tiles can be read when the product starts
   const int k = static_cast<int>(blockIdx.x * kGatherThreads + threadIdx.x) * kPositions;
   if (k >= p.to_stride) return;
+  const bool halves_as_they_are = p.type != DType::f32 && is_copied(p, k);
 #pragma unroll 1
   for (std::int64_t first = std::int64_t{blockIdx.y} * kRows; first < p.rows; first += std::int64_t{gridDim.y} * kRows) {
     int expert[kRows];
@@ -281,6 +290,19 @@ __global__ void __launch_bounds__(kGatherThreads) gather_rows_kernel(const __gri
       const std::int64_t row = min(first + i, p.rows - 1);
       expert[i] = __ldcg(p.expert_of + row);
       from[i] = p.source == nullptr ? row : __ldcg(p.source + row * p.source_stride) / p.divisor;
+    }
+    if (halves_as_they_are) {
+      uint4 x[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const auto* const at = static_cast<const std::uint16_t*>(p.from) + from[i] * p.from_stride + k;
+        x[i] = is_row(p, expert[i], from[i]) ? __ldcg(reinterpret_cast<const uint4*>(at)) : uint4{};
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        if (first + i < p.rows)
+          *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(p.to) + (first + i) * p.to_stride + k) = x[i];
+      continue;
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i)

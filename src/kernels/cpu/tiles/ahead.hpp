@@ -24,7 +24,7 @@ struct Ahead {
   }
 };
 
-/// How far ahead tiles of few tokens prefetch the weights that they stream, in bytes; 0: they leave it to the hardware.
+/// How far ahead tiles of few tokens prefetch the weights that they stream, in bytes, into L2; 0: they leave it to the hardware.
 std::ptrdiff_t low_tile_ahead();
 
 }  // namespace nibble::cpu

@@ -67,7 +67,7 @@ constexpr int kMaxTile = kInt8Tile;
 constexpr int kMaxRows = 3 * kFixedTile > kInt8Tile ? 3 * kFixedTile : kInt8Tile;
 
 /// The distance of prefetches. A tall tile computes for so long per line that the hardware prefetcher falls behind; prefetching this far
-/// ahead makes it a tenth faster. A low tile is limited by memory, and what is fastest differs between CPUs: low_tile_ahead().
+/// ahead, into L1, makes it a tenth faster. A low tile is limited by memory, and what is fastest differs between CPUs: low_tile_ahead().
 constexpr std::ptrdiff_t kPrefetchBytes = 2048;
 constexpr int kPrefetchRows = 6;
 
@@ -135,7 +135,8 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
   const int byte_bias = (bits == 0 ? geo.bits : bits) == 4 ? 0 : kByteBias;
   const Ints flip = splat(static_cast<std::int32_t>(static_cast<std::uint32_t>(byte_bias) * 0x01010101u));
   const tile::Planes planes = tile::planes(geo.bits);
-  const std::ptrdiff_t ahead = rows >= kPrefetchRows ? kPrefetchBytes : low_tile_ahead();
+  const bool tall = rows >= kPrefetchRows;
+  const std::ptrdiff_t ahead = tall ? kPrefetchBytes : low_tile_ahead();
   Vec sum[kMaxTile][kVecs];
   for (int m = 0; m < height; ++m)
     for (int v = 0; v < kVecs; ++v) sum[m][v] = Vec{};
@@ -186,7 +187,8 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
       }
       for (int v = 0; sums_columns && v < kVecs; ++v) column[v] = add_codes(column[v], low[v], high[v], dot_bits);
       const int octet_bytes = (bits == 0 ? 8 : bits) * kRows;
-      for (int line = 0; ahead != 0 && line < octet_bytes; line += 64) __builtin_prefetch(codes + ahead + line);
+      for (int line = 0; ahead != 0 && line < octet_bytes; line += 64)
+        tall ? __builtin_prefetch(codes + ahead + line) : __builtin_prefetch(codes + ahead + line, 0, 2);
       add_quad(rows, a, low, dot_bits, acc);
       add_quad(rows, a + 4 * rows, high, dot_bits, apart ? more : acc);
     }

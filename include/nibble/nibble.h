@@ -881,10 +881,11 @@ typedef struct nib_moe_desc {
   int64_t tokens_max;             /* the plan serves every number of tokens T in [1, tokens_max]; 0: 1 */
   int64_t top_k;                  /* experts of a token, 1 ... E; 0: 1 */
   const nib_linear_desc* gate_up; /* of an expert, without m_max; NULL: what they were packed for */
-  const nib_linear_desc* down;    /* the same; A is of the type that gate_up writes; epilogue.out is that of its results on the GPU, rounded
-                                   * before they are added where it has 16 bits; on the CPU they are f32 */
-  nib_dtype out;                  /* of D: f32 (the default), f16 or bf16 */
-  int32_t residual;               /* not 0: nib_moe_operands.residual is added last */
+  /* The same; A is of the type that gate_up writes. On the GPU the results are of the type of its epilogue, and are rounded to one of 16 bits
+   * before they are added; on the CPU they are f32. */
+  const nib_linear_desc* down;
+  nib_dtype out;    /* of D: f32 (the default), f16 or bf16 */
+  int32_t residual; /* not 0: nib_moe_operands.residual is added last */
 } nib_moe_desc;
 
 /* Makes a plan of D[t] = Σ_j weights[t,j] · down_e(glu(gate_up_e(x[t]))) + residual[t], with e = ids[t,j]: added in f32 in the order of j.

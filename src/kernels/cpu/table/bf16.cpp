@@ -83,7 +83,7 @@ struct Bf16Rates {
 /// kOnAmx: the rates of machines with AMX.
 template <const Bf16Isa& kIsa, const Bf16Rates& kUsual, const Bf16Rates& kOnAmx>
 double cost_us(const Kernel& self, const Problem& p) {
-  const Bf16Rates& rates = has_amx(p.machine) ? kOnAmx : kUsual;
+  const Bf16Rates& rates = rates_of(p.machine, kUsual, kOnAmx);
   const std::int64_t blocks = (p.n + kIsa.rows - 1) / kIsa.rows, vectors_per_block = kIsa.rows / kIsa.lanes;
   const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double pairs = 4.0 * static_cast<double>(tile::Geometry::octets(p.k));

@@ -16,6 +16,12 @@ namespace nibble::cpu {
 /// both of their vector ports there, so that whatever else a loop does takes twice as many slots as on Zen 4, which has one and two more ports.
 inline bool has_amx(const Roofline& machine) { return machine.bf16_gflops > 8 * machine.f32_gflops; }
 
+/// The rates of a kernel that hold on the machine.
+template <class Rates>
+const Rates& rates_of(const Roofline& machine, const Rates& usual, const Rates& on_amx) {
+  return has_amx(machine) ? on_amx : usual;
+}
+
 /// Nanoseconds of one slot of one thread, for vectors of `lanes` floats. On Zen 4 a vector of 512 bits takes as long as two of 256, on Intel's as
 /// long as one.
 inline double slot_ns(const Roofline& machine, int lanes) {

@@ -94,7 +94,7 @@ constexpr double kWidenSlots = 16;
 /// kOnAmx: the rates of machines with AMX.
 template <const DotIsa& kIsa, const DotRates& kUsual, const DotRates& kOnAmx>
 double cost_us(const Kernel& self, const Problem& p) {
-  const DotRates& rates = has_amx(p.machine) ? kOnAmx : kUsual;
+  const DotRates& rates = rates_of(p.machine, kUsual, kOnAmx);
   const std::int64_t tile = prepared_tile(self.form, p.m, kIsa.tile);
   const ActDigits digits = ActDigits::make(p.act_scheme, p.scheme, p.k);
   const int width = bits(p.scheme.codes), vectors = kIsa.rows / kIsa.lanes;

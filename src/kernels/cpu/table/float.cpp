@@ -71,7 +71,7 @@ constexpr double kHalf = 2;      // per vector of a panel of dense f16 or bf16, 
 /// kOnAmx: the rates of machines with AMX.
 template <const FloatIsa& kIsa, const Rates& kUsual, const Rates& kOnAmx>
 double linear_cost_us(const Kernel&, const Problem& p) {
-  const Rates& rates = has_amx(p.machine) ? kOnAmx : kUsual;
+  const Rates& rates = rates_of(p.machine, kUsual, kOnAmx);
   const bool simple =
       (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) && info(p.scheme.codes).kind != DTypeKind::floating;
   const bool floats = (p.scheme.codes == DType::e4m3 || p.scheme.codes == DType::e2m1) && p.scheme.zero == ZeroKind::none;

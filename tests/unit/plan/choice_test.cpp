@@ -89,7 +89,8 @@ TEST_P(Choice, IsMeasuredAndNearTheFastest) {
   EXPECT_LE(far[far.size() / 2], limits.far);
 }
 
-// The CPU was shared with others: times of the same kernel differ by up to a half. Of convolutions one choice is not measured: 256 → 64 channels in batches of 32 go to a row that is newer than the measurements.
+// The CPU was shared with others: times of the same kernel differ by up to a half. Of convolutions one choice is not measured: 256 → 64
+// channels in batches of 32 go to a row that is newer than the measurements.
 INSTANTIATE_TEST_SUITE_P(
     Measured, Choice,
     ::testing::Values(Limits{"h100/survey-wna16.json", 0, 0.001, 0.14}, Limits{"h100/survey-groups.json", 0, 0.001, 0.078},
@@ -108,7 +109,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Limits{"cpu-survey-amx.json", 0, 0.001, 0.62, 0.2, 0.27}),
     [](const auto& test) {
       std::string name = test.param.file;
-      name.resize(name.find(".json"));
+      name.resize(name.find('.'));
       for (char& c : name)
         if (c == '-' || c == '/') c = '_';
       return name;

@@ -8,7 +8,7 @@
 //
 // A step of four products of 16 clocks has four loads, two of them from L2: 70 clocks. Over all of K at once all four would be from L2, and a
 // step would take 100. Storing and loading the sums takes some 250 clocks a chunk, which shorter chunks repeat; longer ones do not fit L1.
-// Tokens pass through L1 (amx_tile.inl); a single tile, which goes over all of K, stays where it is, and the codes pass.
+// Tokens pass through L1 (amx_tile.inl), but for those of a single tile, which goes over all of K.
 
 /// sums[32][R], or the first 16 rows, += the products of `steps` steps; the first chunk's begin at 0. `codes` are 8-bit octets on cache
 /// lines. `both` and `pass` are constants at every call.

@@ -295,8 +295,9 @@ __global__ void __launch_bounds__(kGatherThreads) gather_rows_kernel(const __gri
       uint4 x[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        const auto* const at = static_cast<const std::uint16_t*>(p.from) + from[i] * p.from_stride + k;
-        x[i] = is_row(p, expert[i], from[i]) ? __ldcg(reinterpret_cast<const uint4*>(at)) : uint4{};
+        x[i] = {};
+        if (!is_row(p, expert[i], from[i])) continue;
+        x[i] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.from) + from[i] * p.from_stride + k));
       }
 #pragma unroll
       for (int i = 0; i < kRows; ++i)

@@ -1,6 +1,7 @@
 // The layers of a survey of a GPU or a CPU (bench/survey.py): the problem of each, and what every kernel took.
 #pragma once
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>

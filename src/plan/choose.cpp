@@ -17,21 +17,30 @@
 
 namespace nibble {
 
+namespace {
+
+/// Of experts half as many rows are enough: kernels leave out the empty parts of their tiles, and others wait for memory meanwhile.
+bool has_too_few_rows(const Kernel& kernel, const Problem& problem) {
+  return problem.experts == 0 ? problem.m < kernel.least_m : 2 * mean_expert(problem).m < kernel.least_m;
+}
+
+}  // namespace
+
 Explanation::Candidate judge(const Kernel& kernel, const Problem& layer, std::string_view forced, bool allow_reference) {
   const Problem problem = needs_finish(layer) ? product_of(layer) : layer;
   Status status = kernel.accepts(kernel, problem);
   if (status.ok() && !forced.empty() && kernel.name != forced) status = error(StatusCode::unsupported, "{} is forced", forced);
   if (status.ok() && kernel.backend == Backend::reference && !allow_reference)
     status = error(StatusCode::unsupported, "the reference is not allowed here");
-  const Problem mean = mean_expert(problem);
-  if (status.ok() && forced.empty() && mean.m < kernel.least_m)
+  if (status.ok() && forced.empty() && has_too_few_rows(kernel, problem))
     status = error(StatusCode::unsupported, "is for M of {} and more: fewer rows leave most of its tile empty", kernel.least_m);
   if (status.ok() && problem.any_alignment && kernel.reads != nullptr)
     status = error(StatusCode::unsupported, "reads rows of A that begin at multiples of 16 bytes");
   if (!status.ok()) return {.kernel = kernel.name, .refusal = status.message()};
   return {.kernel = kernel.name,
           .accepted = true,
-          .cost_us = kernel.cost_us(kernel, mean) + choose_preparation(kernel, problem).cost_us + choose_finish(layer).cost_us};
+          .cost_us = kernel.cost_us(kernel, mean_expert(problem)) + choose_preparation(kernel, problem).cost_us +
+                     choose_finish(layer).cost_us};
 }
 
 std::vector<Explanation::Candidate> judge_all(const Problem& problem, std::string_view forced, bool allow_reference) {
@@ -48,7 +57,7 @@ bool is_out(const Kernel& kernel, const Problem& problem, std::string_view force
   if (kernel.op != problem.op || !reads_weight(kernel, problem)) return true;
   if (kernel.backend == Backend::reference && !allow_reference) return true;
   if (problem.any_alignment && kernel.reads != nullptr) return true;
-  return forced.empty() ? mean_expert(problem).m < kernel.least_m : kernel.name != forced;
+  return forced.empty() ? has_too_few_rows(kernel, problem) : kernel.name != forced;
 }
 
 }  // namespace

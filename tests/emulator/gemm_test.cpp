@@ -162,6 +162,8 @@ const GemmExpertCase kExpertCases[] = {
     {{{DType::f16, Codes::u4, 128, kInteger, 0, 72, 896}, 16, {1, 1, 0, 1}}, 2},
     {{{DType::bf16, Codes::u4, 32, kNone, 0, 264, 416}, 64, {70, 2, 0, 64, 5}}, 1},
     {{{DType::f16, Codes::u4, 128, kNone, 0, 320, 640}, 128, {0, 150, 128, 9}}, 1},
+    {{{DType::bf16, Codes::u4, 128, kNone, 0, 72, 384}, 128, {32, 33, 64, 65, 96, 97, 225}}, 1},  // each part of a tile
+    {{{DType::f16, Codes::u4, 32, kNone, 0, 72, 384}, 64, {16, 17, 32, 33, 48, 49, 113}}, 1},
     {{{DType::bf16, Codes::u8, 128, kNone, 0, 72, 272}, 64, {5, 66}}, 1},
     {{{DType::bf16, Codes::e4m3, 128, kNone, 0, 136, 384}, 128, {1, 130, 2}}, 1},
     {{{DType::bf16, Codes::e2m1, 32, kNone, 0, 136, 416}, 16, {2, 17, 0, 3}}, 1},

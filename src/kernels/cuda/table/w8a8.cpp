@@ -473,8 +473,11 @@ WgmmaFeatures w8a8_sm90_features(const Tile& tile, DType codes, const GpuInfo& g
   const bool groups = has_groups(p);
   const int most = tile.n / gpu_w8::kRows, depth = w8a8_sm90_depth(tile.m, most);
   const bool precise = p.accumulation == Accumulation::precise && codes == DType::e4m3;
-  const bool even = p.op == Op::linear && !groups && takes_tokens_as_rows(tile.m, most, tile.split, groups, precise);
-  const PassShape shape{.blocks = std::min(most, w8a8_groups(tile.m, groups) / depth), .depth = depth, .even = even};
+  const bool token_rows = takes_tokens_as_rows(tile.m, most, tile.split, groups, precise);
+  const PassShape shape{.blocks = std::min(most, w8a8_groups(tile.m, groups) / depth),
+                        .depth = depth,
+                        .even = p.op == Op::linear && !groups && token_rows,
+                        .part = p.experts == 0 ? 0 : w8a8_part(tile.m, token_rows)};
   const WgmmaFamily family = codes != DType::s8 ? groups ? WgmmaFamily::e4m3_groups : WgmmaFamily::e4m3
                              : p.op == Op::conv ? WgmmaFamily::s8_patches
                                                 : WgmmaFamily::s8;

@@ -102,6 +102,11 @@ WgmmaFeatures wgmma_features(WgmmaFamily family, const Tile& tile, const PassSha
   const double step_bytes = f.blocks * static_cast<double>(weight_bytes) / (row_blocks * records) +
                             shape.depth * tokens * gpu_tile::kChannels * act_bits / 8;
   f.l2_us = 1e-3 * std::max(all_bytes / kL2GbytesPerS, f.steps * step_bytes / kSmGbytesPerS);
+  if (shape.part != 0 && shape.part < tile.m) {
+    constexpr double kFewest =
+        50;  // columns of a product; fewer take no less time, in which codes become weights. Measured on an H200
+    f.blocks *= std::max(kFewest, up(static_cast<double>(p.m), shape.part) * shape.part / token_tiles) / tile.m;
+  }
   return f;
 }
 

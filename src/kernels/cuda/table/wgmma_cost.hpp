@@ -43,6 +43,7 @@ WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile, const GpuInfo& gpu);
 struct PassShape {
   int blocks, depth;  // row blocks of a pass; warpgroups that share one's K
   bool even = false;  // Schedule::even
+  int part = 0;       // rows of a part of a tile of experts (gemm_part); 0: of all
 };
 
 /// What the model knows of a kernel and a problem; its four numbers are fitted to these (bench/fit_gpu_costs.py).
@@ -51,8 +52,9 @@ struct WgmmaFeatures {
   Tile tile;
   double memory_us, l2_us;  // reading and writing in memory; what the L2 cache delivers, to all SMs or the busiest
   double passes, steps;     // of the busiest CTA: passes; steps, which are a record of each of a pass's row blocks
-  double blocks;            // that share the tensor cores during a step: row blocks of a pass, times its depth
-  double parts;             // with stream-K, the partial sums of the pass that a CTA finishes, its own included
+  double
+      blocks;  // that share the tensor cores during a step: row blocks of a pass, times its depth; less where parts are left out
+  double parts;  // with stream-K, the partial sums of the pass that a CTA finishes, its own included
 };
 /// Of a weight of so many bytes, and activations of so many bits each.
 WgmmaFeatures wgmma_features(WgmmaFamily family, const Tile& tile, const PassShape& shape, const GpuInfo& gpu,

@@ -554,7 +554,8 @@ double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
 
 WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& p) {
   const int blocks = tile.n / gpu_tile::kRows;
-  const PassShape shape{.blocks = blocks, .depth = gemm_groups(tile.m) / blocks};
+  const PassShape shape{
+      .blocks = blocks, .depth = gemm_groups(tile.m) / blocks, .part = p.experts == 0 ? 0 : gemm_part(tile.m, false)};
   return wgmma_features(wna16_family(p), tile, shape, gpu, p, tile_bytes(p), bits(p.a_dtype));
 }
 

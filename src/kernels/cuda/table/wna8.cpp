@@ -336,7 +336,8 @@ std::span<const Kernel> wna8_kernels() {
 
 WgmmaFeatures wna8_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family) {
   const int blocks = tile.n / gpu_tile::kRows;
-  const PassShape shape{.blocks = blocks, .depth = gemm_groups(tile.m) / blocks};
+  const PassShape shape{
+      .blocks = blocks, .depth = gemm_groups(tile.m) / blocks, .part = p.experts == 0 ? 0 : gemm_part(tile.m, true)};
   return wgmma_features(family, tile, shape, gpu, p, tile_bytes(p), 8);
 }
 

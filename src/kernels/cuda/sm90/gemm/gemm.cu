@@ -123,9 +123,10 @@ cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& co
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   p.first_row = first_row;
   p.scale_after = task.weight.per_channel && task.weight.zero != ZeroKind::offset;
-  if (!describe_token_tiles(p, task.a_dtype, task.x, task.x_stride * 2, task.m, geo.k, config.tokens))
+  const GemmShape shape{.tokens = config.tokens, .experts = experts};
+  if (!describe_token_tiles(p, task.a_dtype, task.x, task.x_stride * 2, task.m, geo.k, config.tokens, experts ? shape.part() : 0))
     return cudaErrorInvalidValue;
-  return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
+  return launch(kernel, p, shape, task.scratch_end, stream);
 }
 
 }  // namespace
@@ -278,10 +279,10 @@ cudaError_t linear_wna8_sm90(const Wna8Task& task, const GemmConfig& config, cud
   p.terms = static_cast<const std::uint8_t*>(task.terms);
   p.fold_pitch = task.term_pitch * token_term_bytes(offsets);
   p.token_scales = task.token_scales;
-  if (!describe_token_tiles(p, DType::s8, task.codes, task.pitch, task.m, task.pitch, config.tokens))
-    return cudaErrorInvalidValue;
   const GemmShape shape{
       .tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold, .offsets = offsets, .experts = experts};
+  if (!describe_token_tiles(p, DType::s8, task.codes, task.pitch, task.m, task.pitch, config.tokens, experts ? shape.part() : 0))
+    return cudaErrorInvalidValue;
   return launch(kernel, p, shape, task.scratch_end, stream);
 }
 

@@ -23,10 +23,11 @@ struct GemmShape {
   int folds = 0;       // of a record of codes
   bool patches = false;
   bool offsets = false;  // of activations that are codes
-  bool experts = false;  // rows of A are of experts
+  bool experts = false;  // rows of A are of experts, whose tiles seldom have as many as there is room for
   bool pairs = false;    // activations are pairs of f16 (gemm_pairs.cuh)
 
   NIBBLE_HOST_DEVICE constexpr int groups() const { return pairs ? pair_groups(tokens) : gemm_groups(tokens); }
+  NIBBLE_HOST_DEVICE constexpr int part() const { return experts ? gemm_part(tokens, codes) : tokens; }
   /// The multiplying warpgroups and the producers': registers are reallocated per warpgroup.
   NIBBLE_HOST_DEVICE constexpr int threads() const { return 128 * (groups() + 1); }
   /// Bytes of a record's activations, and of their terms.
@@ -56,8 +57,9 @@ NIBBLE_HOST_DEVICE constexpr GemmMap gemm_map(int stages, GemmShape shape, int d
 }
 
 struct GemmParams {
-  CUtensorMap x;       // boxes of a token tile, or of patches
-  CUtensorMap last_x;  // the box of the last token tile, of the tokens that there are; not of patches
+  CUtensorMap x;  // boxes of a token tile, or of patches
+  CUtensorMap
+      last_x;  // the box of the last token tile, of the tokens that there are; not of patches. Of experts: of a part of a tile
   int last_tokens;
   const std::uint8_t* records;
   RecordFormat format;

@@ -31,15 +31,17 @@ struct CodeProducts : GemmStages<T> {
   ///
   /// A part is all tokens where a row has only a scale; else at most 64, or 32 where the constants of a fold take more registers. Integer
   /// and f32 sums of more tokens would leave no registers for a third warpgroup, and products of other warpgroups are what overlaps with a
-  /// fold. Products with operands in registers block their own warpgroup, so that a second set of integers gains nothing.
+  /// fold. Products with operands in registers block their own warpgroup, so that a second set of integers gains nothing. Parts in which a
+  /// tile of experts has no rows are left out.
   __device__ __forceinline__ void multiply(const Pass& pass, Cursor& from, Sums& acc) const {
-    const int count = pass.records();
+    const int count = pass.records(), columns = this->columns(pass);
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels, kFoldSteps = kSteps / kFolds;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);  // 16 bytes of a lane each
     constexpr int kFoldVectors = kVectors < kFolds ? 1 : kVectors / kFolds;         // of a fold, or that have a fold in them
-    constexpr int kPartTokens = kTokens < 64 || (kPath == ConstantsPath::fixed_zeros && !kSumsCodes) ? kTokens
-                                : kFolds > 1 || (kSumsCodes && kTokens == 64)                        ? 32
-                                                                                                     : 64,
+    constexpr int kPartTokens = T::kExperts && kTokens == 128                                          ? 64
+                                : kTokens < 64 || (kPath == ConstantsPath::fixed_zeros && !kSumsCodes) ? kTokens
+                                : kFolds > 1 || (kSumsCodes && kTokens == 64)                          ? 32
+                                                                                                       : 64,
                   kPartSums = kPartTokens / 2;
     using Part = std::int32_t[kPartSums];
     using Bytes = std::uint32_t[kFoldSteps][4];
@@ -147,6 +149,7 @@ struct CodeProducts : GemmStages<T> {
         std::uint32_t read;
 #pragma unroll
         for (int part = 0; part < kTokens / kPartTokens; ++part) {
+          if (T::kExperts && part * kPartTokens >= columns) break;
           multiply(dot, bytes, now, part);
           if (part == 0) rows = row_terms_of(now);  // while the first products run
           wgmma_wait<0>();

@@ -51,7 +51,7 @@ struct FloatProducts : GemmStages<T> {
 
   /// Adds the products of the warpgroup's row block and its share of the pass's records.
   __device__ __forceinline__ void multiply(const Pass& pass, Cursor& from, Sums& acc) const {
-    const int count = pass.records();
+    const int count = pass.records(), columns = this->columns(pass);
     constexpr int kHalves = 2;                                                               // of 64 channels, four k16
     constexpr int kProducts = gpu_tile::step_channels(kBits) / gpu_tile::kFragmentChannels;  // k16 of a 16-byte vector
     constexpr int kVectors = 4 / kProducts;                                                  // of a half
@@ -121,14 +121,17 @@ struct FloatProducts : GemmStages<T> {
 #pragma unroll
           for (int i = 0; i < 4; ++i) pin(a[i]);
           wgmma_fence();
+          this->for_columns(columns, sums, [&](auto& d) {
+            using Product = Wgmma<sizeof(d) / sizeof(float) * 2>;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const std::uint64_t x = wgmma_operand(operand + (half * T::kBoxBytes + i * kOperandStep) / 16);
-            if (kScalesSums && half == 0 && i == 0)
-              Wgmma<T::kTokens>::template begin<Act, T::kPlanar>(sums, a[i], x);
-            else
-              Wgmma<T::kTokens>::template add<Act, T::kPlanar>(sums, a[i], x);
-          }
+            for (int i = 0; i < 4; ++i) {
+              const std::uint64_t x = wgmma_operand(operand + (half * T::kBoxBytes + i * kOperandStep) / 16);
+              if (kScalesSums && half == 0 && i == 0)
+                Product::template begin<Act, T::kPlanar>(d, a[i], x);
+              else
+                Product::template add<Act, T::kPlanar>(d, a[i], x);
+            }
+          });
           wgmma_commit();
           if (kCompletes && half + 1 == kHalves)
             wgmma_wait<0>();

@@ -73,8 +73,24 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
   __device__ std::uint32_t terms(int stage) const { return base + p.map.terms + stage * depth() * T::kTermBytes; }
   __device__ std::uint32_t records(int stage) const { return base + p.map.records + stage * kGroups * p.format.bytes; }
 
+  static constexpr int kPart = T::kShape.part();
+  /// The columns of a pass's products: tokens, of an expert's tile only the parts that have rows.
+  __device__ static int columns(const Pass& pass) {
+    return kPart == T::kTokens ? T::kTokens : (pass.tile.rows + kPart - 1) / kPart * kPart;
+  }
+  /// Calls issue(sums) with the sums of so many columns, or of all if there are more: instructions have constant sizes.
+  template <int kColumns = 0, class Sum, int kSums, class Issue>
+  __device__ __forceinline__ static void for_columns(int columns, Sum (&sums)[kSums], Issue issue) {
+    constexpr int kNext = kColumns + kPart;
+    if constexpr (kNext < 2 * kSums) {
+      if (columns > kNext) return for_columns<kNext>(columns, sums, issue);
+      issue(reinterpret_cast<Sum(&)[kNext / 2]>(sums));
+    } else {
+      issue(sums);
+    }
+  }
   __device__ int act_bytes(const Pass& pass) const {
-    return is_last(pass) ? T::kBoxes * p.last_tokens * kBoxBytesOfToken : T::kActBytes;
+    return T::kBoxes * kBoxBytesOfToken * (is_last(pass) ? p.last_tokens : columns(pass));
   }
   __device__ static int active() { return kGroups; }
 
@@ -144,7 +160,8 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
       if constexpr (kPlanes) record %= p.plane_records;
       if constexpr (T::kPatches && !T::kPlanar) walk = patch_walk(p.patches, record * gpu_tile::kChannels, box_channels, first);
       if constexpr (kPlanes) walk.from.image += pass.first / p.plane_records * p.plane_images;
-      const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
+      const int rows = columns(pass), box_rows = rows == T::kTokens ? rows : kPart;
+      const CUtensorMap* const x = is_last(pass) || rows != T::kTokens ? &p.last_x : &p.x;
       const int first_term = T::kExperts ? first & ~1 : pass.token_tile * T::kTokens;  // of a pair
       const std::uint8_t* from = p.terms + pass.first * T::kFolds * p.fold_pitch + first_term * token_term_bytes(T::kOffsets);
       if (waits) ptx::wait_for_predecessors();  // with everything else done
@@ -166,7 +183,9 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
             else if constexpr (T::kPatches)
               ptx::load_patches(at, &p.x, walk.next(p.patches, p.images), is_full, policy);
             else
-              ptx::load_box(at, x, channel, first, is_full, policy);
+#pragma unroll 1
+              for (int row = 0; row < rows; row += box_rows)
+                ptx::load_box(at + row * kBoxBytesOfToken, x, channel, first + row, is_full, policy);
             if constexpr (T::kCodes) {
 #pragma unroll 1
               for (int fold = 0; fold < T::kFolds; ++fold, at_terms += T::kFoldBytes, from += p.fold_pitch)

@@ -106,13 +106,9 @@ cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cud
   p.next = task.next;
   p.experts = task.experts;
   p.together = w8a8_together(config, task.together);
-  if (!describe_token_tiles(p, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
+  const int part = experts ? w8a8_part(config.tokens, form.token_rows) : 0;
+  if (!describe_token_tiles(p, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens, part))
     return cudaErrorInvalidValue;
-  if (experts && form.token_rows) {
-    p.last_tokens = config.tokens / 2;
-    if (!describe_rows(p.last_x, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, p.last_tokens))
-      return cudaErrorInvalidValue;
-  }
   return launch(kernel, p, config, form, task.scratch_end, stream);
 }
 

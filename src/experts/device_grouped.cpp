@@ -51,7 +51,8 @@ struct RowsOf {
 
 std::size_t GroupedPlan::Impl::device_workspace_bytes() const {
   const auto rows = static_cast<std::size_t>(spec.m_max);
-  return kDeviceAlignment + part(rows, sizeof(std::int32_t)) + part(rows, sizeof(cuda::ExpertTile)) + part(1, sizeof(int)) +
+  return kDeviceAlignment + part(rows, sizeof(std::int32_t)) + part(rows, sizeof(cuda::ExpertTile)) +
+         part(1, sizeof(cuda::TileCount)) +
          part(rows, static_cast<std::size_t>(experts::gathered_pitch(k) * bits(spec.a_dtype) / 8)) + plan.workspace_bytes();
 }
 
@@ -78,7 +79,7 @@ Status GroupedPlan::Impl::run_on_device(const PackedExperts& of, const ConstTens
                       .experts = static_cast<int>(experts),
                       .rows = static_cast<int>(all),
                       .expert_of = arena.take<std::int32_t>(room).data()};
-  sort.products[0] = {expert_rows(plan, all), arena.take<cuda::ExpertTile>(room).data(), arena.take<int>(1).data()};
+  sort.products[0] = {expert_rows(plan, all), arena.take<cuda::ExpertTile>(room).data(), arena.take<cuda::TileCount>(1).data()};
   const std::int64_t pitch = experts::gathered_pitch(k);
   auto* const gathered = arena.take<std::byte>(room * static_cast<std::size_t>(pitch * bits(spec.a_dtype) / 8)).data();
   NIBBLE_RETURN_IF_ERROR(cuda::launch_sort_rows(sort, stream));
@@ -116,8 +117,9 @@ std::size_t GroupedPlan::Impl::device_ids_workspace_bytes() const {
   };
   const EpilogueSpec& e = spec.epilogue;
   return kDeviceAlignment + 3 * part(rows, sizeof(std::int32_t)) + part(cuda::sort_counts(spec.m_max, experts), sizeof(int)) +
-         part(rows, sizeof(cuda::ExpertTile)) + part(1, sizeof(int)) + matrix(k, spec.a_dtype) + matrix(columns(), e.out) +
-         static_cast<std::size_t>(e.gate + e.residual) * matrix(columns(), DType::f32) + plan.workspace_bytes();
+         part(rows, sizeof(cuda::ExpertTile)) + part(1, sizeof(cuda::TileCount)) + matrix(k, spec.a_dtype) +
+         matrix(columns(), e.out) + static_cast<std::size_t>(e.gate + e.residual) * matrix(columns(), DType::f32) +
+         plan.workspace_bytes();
 }
 
 Status GroupedPlan::Impl::run_ids_on_device(const PackedExperts& of, const ConstTensorView& a, const ConstTensorView& ids,
@@ -145,7 +147,7 @@ Status GroupedPlan::Impl::run_ids_on_device(const PackedExperts& of, const Const
                       .top_k = static_cast<int>(ids.dim(1))};
   for (std::int32_t** each : {&sort.pair_of, &sort.row_of, &sort.expert_of}) *each = arena.take<std::int32_t>(room).data();
   sort.run_counts = arena.take<int>(cuda::sort_counts(spec.m_max, experts)).data();
-  sort.products[0] = {expert_rows(plan, all), arena.take<cuda::ExpertTile>(room).data(), arena.take<int>(1).data()};
+  sort.products[0] = {expert_rows(plan, all), arena.take<cuda::ExpertTile>(room).data(), arena.take<cuda::TileCount>(1).data()};
   const auto matrix = [&](std::int64_t width, DType type) {
     return arena.take<std::byte>(room * static_cast<std::size_t>(experts::gathered_pitch(width) * bits(type) / 8));
   };

@@ -27,7 +27,7 @@ std::size_t MoePlan::Impl::device_workspace_bytes() const {
   const auto hidden_pitch = static_cast<std::size_t>(experts::gathered_pitch(hidden) * bits(hidden_type) / 8);
   return kDeviceAlignment + 3 * part(pairs(), sizeof(std::int32_t)) +
          part(cuda::sort_counts(static_cast<std::int64_t>(pairs()), experts), sizeof(int)) +
-         2 * part(pairs(), sizeof(cuda::ExpertTile)) + part(2, sizeof(int)) + part(pairs(), x_pitch) +
+         2 * part(pairs(), sizeof(cuda::ExpertTile)) + part(2, sizeof(cuda::TileCount)) + part(pairs(), x_pitch) +
          2 * part(pairs(), hidden_pitch) + part(1, sizeof(cuda::Meeting)) + part(pairs(), result_row()) +
          std::max(gate_up.workspace_bytes(), down.workspace_bytes());
 }
@@ -49,7 +49,7 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
   for (std::int32_t** each : {&sort.pair_of, &sort.row_of, &sort.expert_of}) *each = arena.take<std::int32_t>(pairs()).data();
   sort.run_counts = arena.take<int>(cuda::sort_counts(static_cast<std::int64_t>(pairs()), experts)).data();
   const Plan* const plans[] = {&gate_up, &down};
-  int* const counts = arena.take<int>(2).data();
+  auto* const counts = arena.take<cuda::TileCount>(2).data();
   for (std::size_t i = 0; i < 2; ++i)
     sort.products[i] = {expert_rows(*plans[i], rows), arena.take<cuda::ExpertTile>(pairs()).data(), counts + i};
   std::byte* const x_rows = bytes(x_type, k);

@@ -155,6 +155,7 @@ TEST_P(EmulatedDecodeJoined, GivesTheBitsOfTwoLaunches) {
     for (std::size_t e = c.rows.size(); e-- > 0;)
       if (turn < c.rows[e]) ids.push_back(static_cast<std::int32_t>(e));
   const int count = static_cast<int>(tiles.size()), rows = std::max(m, 1);
+  TileCount tile_count{.tiles = count};
   tiles.resize(tiles.size() + 1);
 
   struct Experts {
@@ -193,8 +194,8 @@ TEST_P(EmulatedDecodeJoined, GivesTheBitsOfTwoLaunches) {
     a.weight = first.layers.front().task().weight;
     a.weight.records = first.records.data(), b.weight.records = second.records.data();
     a.m = b.m = rows;
-    a.experts = {.tiles = tiles.data(), .count = &count, .most = count + 1, .source = pair_of.data()};
-    b.experts = {.tiles = tiles.data(), .count = &count, .most = count + 1};
+    a.experts = {.tiles = tiles.data(), .count = &tile_count, .most = count + 1, .source = pair_of.data()};
+    b.experts = {.tiles = tiles.data(), .count = &tile_count, .most = count + 1};
     a.experts.weight_pitch = static_cast<std::int64_t>(first.pitch);
     b.experts.weight_pitch = static_cast<std::int64_t>(second.pitch);
     a.epilogue.out = b.epilogue.out = c.gate_up.a_dtype;
@@ -204,7 +205,7 @@ TEST_P(EmulatedDecodeJoined, GivesTheBitsOfTwoLaunches) {
     b.x = result.hidden.data(), b.x_stride = pitch;
     b.scratch = &meeting;
     std::vector<ExpertTile> written[2] = {std::vector<ExpertTile>(tiles.size()), std::vector<ExpertTile>(tiles.size())};
-    int counts[2] = {-1, -1};
+    TileCount counts[2];
     const SortTask sort{.ids = ids.data(),
                         .token_stride = 1,
                         .choice_stride = 1,

@@ -47,6 +47,7 @@ void expect_sums_of_experts(const ExpertCase& c, Launch launch, MultipliedAt mul
     m += rows;
   }
   const int count = static_cast<int>(tiles.size()), n = c.layer.n;
+  cuda::TileCount tile_count{.tiles = count};
   x.resize(std::max(x.size(), layers.front().x.size()));
   std::vector<float> scale2;
   for (std::size_t e = 0; e < layers.size(); ++e) scale2.push_back(e % 2 == 0 ? 1.0f : 2.0f);
@@ -57,7 +58,7 @@ void expect_sums_of_experts(const ExpertCase& c, Launch launch, MultipliedAt mul
   task.m = std::max(m, 1);
   task.x = x.data();
   task.experts = {.tiles = tiles.data(),
-                  .count = &count,
+                  .count = &tile_count,
                   .most = static_cast<int>(tiles.size()),
                   .weight_pitch = static_cast<std::int64_t>(pitch),
                   .scale2 = scale2.data()};
@@ -74,6 +75,7 @@ void expect_sums_of_experts(const ExpertCase& c, Launch launch, MultipliedAt mul
     task.experts.divisor = 3;
   }
   ASSERT_EQ(launch(task), cudaSuccess);
+  EXPECT_EQ(tile_count.drawn, 0u);  // as the next kernel needs it
   std::vector<std::uint16_t> sorted_d(d.size(), 0xa5a5);
   if (fetches && m >= 1 && m < cuda::kFewPairs) {
     // The pairs of the experts in turn, and one without an expert.
@@ -100,7 +102,7 @@ void expect_sums_of_experts(const ExpertCase& c, Launch launch, MultipliedAt mul
                                             std::vector<std::int32_t>(ids.size(), 77)};
     std::vector<cuda::ExpertTile> written_tiles[2] = {std::vector<cuda::ExpertTile>(tiles.size()),
                                                       std::vector<cuda::ExpertTile>(ids.size())};
-    int counts[2] = {-1, -1};
+    cuda::TileCount counts[2] = {{-1, 5}, {-1, 5}};
     const cuda::SortTask sort{
         .ids = ids.data(),
         .token_stride = 1,
@@ -125,8 +127,8 @@ void expect_sums_of_experts(const ExpertCase& c, Launch launch, MultipliedAt mul
     EXPECT_EQ(written[0], pair_of);
     EXPECT_EQ(written[1], row_of);
     EXPECT_EQ(written[2], expert_of);
-    ASSERT_EQ(counts[0], count);
-    EXPECT_EQ(counts[1], m);
+    ASSERT_EQ(counts[0].tiles, count);
+    EXPECT_EQ(counts[1].tiles, m);
     for (int t = 0; t < count; ++t) {
       const cuda::ExpertTile &got = written_tiles[0][static_cast<std::size_t>(t)], &expected = tiles[static_cast<std::size_t>(t)];
       EXPECT_TRUE(got.expert == expected.expert && got.first == expected.first && got.rows == expected.rows) << t;

@@ -43,7 +43,7 @@ TEST_P(EmulatedSort, IsAStableSort) {
   std::vector<std::int32_t> pair_of(room, -7), row_of(room, -7), expert_of(room, -7);
   std::vector<int> run_counts(sort_counts(rows, c.experts), -7);
   std::vector<ExpertTile> tiles[2] = {std::vector<ExpertTile>(room), std::vector<ExpertTile>(room)};
-  int counts[2] = {-7, -7};
+  TileCount counts[2] = {{-7, 7}, {-7, 7}};
   SortTask task{.ids = ids.data(),
                 .token_stride = c.transposed ? 1 : c.top_k,
                 .choice_stride = c.transposed ? c.tokens : 1,
@@ -82,7 +82,8 @@ TEST_P(EmulatedSort, IsAStableSort) {
             << tile;
       }
     }
-    ASSERT_EQ(counts[i], static_cast<int>(tile));
+    ASSERT_EQ(counts[i].tiles, static_cast<int>(tile));
+    ASSERT_EQ(counts[i].drawn, 0u);
   }
 }
 

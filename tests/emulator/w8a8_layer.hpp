@@ -243,7 +243,7 @@ void expect_sums_of_experts(const W8A8Layer& layer, int tokens, Launch launch) {
   std::vector<std::byte> memory(3 * pitch + 256, std::byte{0x35});
   std::byte* const experts = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
   for (const std::size_t e : {1, 2}) std::memcpy(experts + e * pitch, layer.packed.data(), size);
-  const TwoExperts experts_of_rows(layer.c.m, tokens);
+  TwoExperts experts_of_rows(layer.c.m, tokens);
   const float scale2[] = {3.0f, 2.0f, 2.0f};
   task.weight.bytes = experts;
   task.epilogue.acc_scale = 0.5f;

@@ -151,7 +151,7 @@ void expect_sums_of_experts(const Wna8Layer& layer, int tokens, Launch launch) {
   const std::size_t pitch = (records.size() + 255) / 256 * 256;
   std::vector<std::uint8_t> memory(3 * pitch, 0x35);
   for (const std::size_t e : {1, 2}) std::memcpy(memory.data() + e * pitch, records.data(), records.size());
-  const TwoExperts experts_of_rows(layer.c.m, tokens);
+  TwoExperts experts_of_rows(layer.c.m, tokens);
   const float scale2[] = {3.0f, 2.0f, 2.0f};
   task.weight.records = memory.data();
   task.epilogue.acc_scale = 0.5f;

@@ -74,7 +74,7 @@ __device__ inline void write_sorted(const SortTask& task, const SortedPair& own)
     const SortTask::Tiles& product = task.products[i];
     if (product.rows == 0) continue;
     const int total = for_each_tile(own, product.rows, [&](int t, const ExpertTile& tile) { product.tiles[t] = tile; });
-    if (lane == 0) *product.count = total;
+    if (lane == 0) *product.count = {total, 0};
   }
 }
 

@@ -398,7 +398,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) codes_kernel(const __grid_c
   if (task.experts.tiles != nullptr) {
     wait_for_predecessor();
     const int tile = token / kSimtExpertRows, in_tile = token % kSimtExpertRows;
-    if (tile >= __ldcg(task.experts.count)) return;
+    if (tile >= __ldcg(&task.experts.count->tiles)) return;
     const ExpertTile rows = task.experts.tiles[tile];
     if (in_tile >= rows.rows) return;
     token = rows.first + in_tile, tokens = min(T, rows.rows - in_tile);

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(32 * kWarps) linear_dense_kernel(const __grid_
   const auto* rows = static_cast<const std::uint8_t*>(p.weight.rows);
   if (p.experts.tiles != nullptr) {  // a block is a tile
     const int number = static_cast<int>(blockIdx.x % p.token_blocks);
-    if (number >= __ldcg(p.experts.count)) return;
+    if (number >= __ldcg(&p.experts.count->tiles)) return;
     const ExpertTile tile = p.experts.tiles[number];
     token = tile.first, end = tile.first + tile.rows, rows += tile.expert * p.experts.weight_pitch;
   }

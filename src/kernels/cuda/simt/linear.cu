@@ -73,7 +73,7 @@ template <int T>
 __device__ __forceinline__ Block block_of(const Params& p, int token_block) {
   if (p.experts.tiles == nullptr) return {token_block * T, p.m, p.records};
   constexpr int kBlocks = kSimtExpertRows / T;  // of a tile
-  if (token_block / kBlocks >= __ldcg(p.experts.count)) return {0, 0, p.records};
+  if (token_block / kBlocks >= __ldcg(&p.experts.count->tiles)) return {0, 0, p.records};
   const ExpertTile rows = tile_of<T>(p, token_block);
   return {rows.first + token_block % kBlocks * T, rows.first + rows.rows, p.records + rows.expert * p.experts.weight_pitch};
 }

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) w8a8_simt_kernel(const __grid_consta
   __shared__ float scale2[1];
   const W8A8Weight* from_weight = &t.weight;
   if (t.experts.tiles != nullptr) {  // a block is a tile
-    if (block >= __ldcg(t.experts.count)) return;
+    if (block >= __ldcg(&t.experts.count->tiles)) return;
     const ExpertTile rows = t.experts.tiles[block];
     first_token = rows.first, end = rows.first + rows.rows;
     auto& own = *reinterpret_cast<W8A8Weight*>(of_expert);

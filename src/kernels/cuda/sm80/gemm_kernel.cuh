@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
   Tokens tokens{token_block * S::kTokens, p.m, 0};
   float scale2 = 1.0f;  // of the expert
   if constexpr (kExperts) {
-    if (token_block >= *p.experts.count) return;
+    if (token_block >= p.experts.count->tiles) return;
     const ExpertTile tile = p.experts.tiles[token_block];
     tokens = {tile.first, tile.first + tile.rows, tile.expert * p.experts.weight_pitch};
     if (p.experts.scale2 != nullptr) scale2 = p.experts.scale2[tile.expert];

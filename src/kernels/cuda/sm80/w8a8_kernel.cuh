@@ -427,7 +427,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) w8a8_sm80_kernel(const __grid_
   ExpertTile tile{0, token_block * S::kTokens, 0};
   if constexpr (kExperts) {
     // Tiles can be read before the wait: kernels from the one that writes them on let their successors start only then (steps/experts.cu).
-    if (token_block >= __ldcg(p.task.experts.count)) return wait_for_predecessor();
+    if (token_block >= __ldcg(&p.task.experts.count->tiles)) return wait_for_predecessor();
     const int* const from = &p.task.experts.tiles[token_block].expert;
     tile = {__ldcg(from), __ldcg(from + 1), __ldcg(from + 2)};
   }

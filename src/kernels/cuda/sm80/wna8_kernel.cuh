@@ -409,7 +409,7 @@ __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_k
   ExpertTile rows{0, token_block * kTokens, 0};
   if constexpr (kExperts) {
     // Tiles can be read before the wait: kernels from the one that writes them on let their successors start only then (steps/experts.cu).
-    if (token_block >= __ldcg(p.experts.count)) return wait_for_predecessor();
+    if (token_block >= __ldcg(&p.experts.count->tiles)) return wait_for_predecessor();
     const int* const from = &p.experts.tiles[token_block].expert;
     rows = {__ldcg(from), __ldcg(from + 1), __ldcg(from + 2)};
   }

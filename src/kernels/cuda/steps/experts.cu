@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kSortThreads) sort_rows_kernel(const __grid_co
     const auto [end, all] = scan(tiles, sums);
     for (int t = 0; t < tiles; ++t)
       product.tiles[end - tiles + t] = {e, first + t * product.rows, min(product.rows, count - t * product.rows)};
-    if (e == 0) *product.count = all;
+    if (e == 0) *product.count = {all, 0};
   }
   // The kernels that follow start when tiles can be read, and products begin with weights while their rows are still gathered.
   __threadfence();

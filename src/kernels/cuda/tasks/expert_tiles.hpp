@@ -13,13 +13,19 @@ struct ExpertTile {
   int expert = 0, first = 0, rows = 0;
 };
 
+/// How many tiles there are, and how many passes CTAs have drawn (sm90/gemm/expert_passes.cuh): between kernels none.
+struct TileCount {
+  int tiles = 0;
+  unsigned drawn = 0;
+};
+
 struct SortTask;
 
 /// The experts of a product. Expert e's records begin e · weight_pitch bytes behind the first one's. A product has no bias: the last step adds
 /// biases (finish.hpp).
 struct ExpertTiles {
   const ExpertTile* tiles = nullptr;  // device memory
-  const int* count = nullptr;         // device memory: how many tiles there are
+  TileCount* count = nullptr;         // device memory
   int most = 0;                       // tiles, at most: known to the host
   std::int64_t weight_pitch = 0;
   const std::int32_t* source = nullptr;  // [M], device memory: row r of A is row source[r] / divisor in memory; null: row r

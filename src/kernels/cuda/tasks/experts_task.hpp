@@ -70,7 +70,7 @@ struct SortTask {
   struct Tiles {
     int rows = 0;
     ExpertTile* tiles = nullptr;  // room for most_tiles()
-    int* count = nullptr;
+    TileCount* count = nullptr;
   };
   Tiles products[2];
 };

@@ -200,6 +200,10 @@ struct Schedule {
 
 /// In shared memory, whose end it takes where a kernel makes it.
 constexpr int kScheduleBytes = (sizeof(Schedule) + 15) / 16 * 16;
+/// Before it: passes of experts that a CTA has drawn (sm90/gemm/expert_passes.cuh). A third slot is for producers, who are ahead of the products;
+/// each pass more that a CTA has drawn is one that no other can take.
+constexpr int kPassSlots = 3, kPassSlotBytes = 32, kExpertPassBytes = kPassSlots * (kPassSlotBytes + 2 * 8);
+static_assert(kExpertPassBytes % 16 == 0);
 
 /// Distributes the row blocks, token tiles and records of `schedule`, with its `most`, `split` and `even`, to `ctas` CTAs, in tiles of
 /// `tokens` tokens.

@@ -100,7 +100,7 @@ struct ExpertCta : DecodeCta<Work> {
   // (steps/experts.cu). It is read past L1, which may have an earlier kernel's.
   __device__ bool sorts() const { return p.sort.ids != nullptr; }
   __device__ FewTiles& few() const { return *reinterpret_cast<FewTiles*>(this->shared + p.few_tiles); }
-  __device__ int tiles() const { return sorts() ? few().count : __ldcg(p.experts.count); }
+  __device__ int tiles() const { return sorts() ? few().count : __ldcg(&p.experts.count->tiles); }
   __device__ int expert(int tile) const { return sorts() ? few().tiles[tile].expert : __ldcg(&p.experts.tiles[tile].expert); }
   __device__ int first_row(int tile) const { return sorts() ? few().tiles[tile].first : __ldcg(&p.experts.tiles[tile].first); }
   __device__ int rows(int tile) const { return sorts() ? few().tiles[tile].rows : __ldcg(&p.experts.tiles[tile].rows); }

@@ -14,6 +14,7 @@
 //   consume        a pass of a multiplying warp
 //   active()       the warpgroups that multiply: with few row blocks some have none
 //   kProducerRegisters
+//   producing_threads()   of experts: producers' threads that read passes. Another warp of theirs draws them
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,7 @@
 #include "kernels/cuda/device/prefetch.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/ring.cuh"
+#include "kernels/cuda/sm90/gemm/expert_passes.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -97,29 +99,24 @@ struct Cta {
   /// writes them on let their successors start only then (steps/experts.cu).
   __device__ void distribute_tiles() const {
     Schedule own = p.schedule;
-    own.token_tiles = __ldcg(p.experts.count);
+    own.token_tiles = __ldcg(&p.experts.count->tiles);
     if (own.token_tiles != 0) distribute(own, kTokens, static_cast<int>(gridDim.x));
     *reinterpret_cast<Schedule*>(shared + p.map.total - kScheduleBytes) = own;
   }
-  /// Reads the tile of a pass of experts, past L1, which may have an earlier kernel's. Memory takes longer than a few products, so that who can
-  /// finds a pass before its turn.
-  __device__ void read_tile(Pass& pass) const {
-    if constexpr (kExperts) {
-      const int* const tile = &p.experts.tiles[pass.token_tile].expert;
-      pass.tile = {__ldcg(tile), __ldcg(tile + 1), __ldcg(tile + 2)};
-      pass.first = 0, pass.end = p.schedule.records;  // K is never split: constants, which take no registers
-    }
+  __device__ ExpertPasses expert_passes() const { return {base + p.map.total - kScheduleBytes - kExpertPassBytes}; }
+  __device__ auto passes() const {
+    if constexpr (kExperts)
+      return DrawnPasses{expert_passes(), p.schedule.records};
+    else
+      return Passes(p.schedule);
   }
   /// Calls use(pass) for every pass of this CTA.
   template <class Use>
   __device__ __forceinline__ void for_each_pass(Use use) const {
-    Passes passes(schedule());
+    auto all = passes();
     Pass pass;
 #pragma unroll 1
-    while (passes.next(pass)) {
-      read_tile(pass);
-      use(pass);
-    }
+    while (all.next(pass)) use(pass);
   }
   /// The tokens of a pass are rows [first, end) of A and D. But for experts they are computed at each use, which takes no register in between.
   struct ReadRange {
@@ -208,7 +205,10 @@ __device__ __forceinline__ void run_roles(const Params& p, std::uint8_t* shared)
   ptx::let_dependents_start();
   cta.prepare(warp - kProducerWarp);
   if constexpr (Kernel::kExperts) {
-    if (threadIdx.x == 0) cta.distribute_tiles();
+    if (threadIdx.x == 0) {
+      cta.distribute_tiles();
+      cta.expert_passes().initialise(kGroupThreads * cta.active() + cta.producing_threads());
+    }
   }
   __syncthreads();
   if constexpr (Kernel::kExperts) {
@@ -229,16 +229,12 @@ __device__ __forceinline__ void run_roles(const Params& p, std::uint8_t* shared)
     if (p.schedule.split <= 1 && cta.warpgroup >= cta.active()) return;
     Cursor from{0, 0};
     if constexpr (Kernel::kLooksAhead) {
-      Passes passes(cta.schedule());
+      auto passes = cta.passes();
       Pass pass, upcoming;
       bool more = passes.next(pass);
-      if (more) cta.read_tile(pass);
 #pragma unroll 1
       while (more) {
-        cta.consume(pass, from, [&] {
-          more = passes.next(upcoming);
-          if (more) cta.read_tile(upcoming);
-        });
+        cta.consume(pass, from, [&] { more = passes.next(upcoming); });
         pass = upcoming;
       }
     } else {

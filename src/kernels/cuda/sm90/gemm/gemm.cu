@@ -93,7 +93,7 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
   // Never more stages than a CTA has records: the remaining shared memory lets the next kernel start.
   const auto map = [&](int stages) {
     GemmMap found = gemm_map(stages, shape, p.depth, p.format.bytes, cluster);
-    if (experts) found.total = (found.total + 15) / 16 * 16 + kScheduleBytes;
+    if (experts) found.total = (found.total + 15) / 16 * 16 + kExpertPassBytes + kScheduleBytes;
     return found;
   };
   const int longest = (p.schedule.longest() + p.depth - 1) / p.depth;

@@ -110,8 +110,13 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
       if (T::kTokens == 16 && !T::kExperts && producer == 0) prefetch(p.next);
     }
     if (producer == kWeightProducers && ptx::elected()) produce_activations();
-    if (producer > kWeightProducers && !T::kExperts) set_flags(p.parts, p.schedule, this->cluster, this->lane);
+    if constexpr (T::kExperts) {
+      if (producer > kWeightProducers && ptx::elected()) this->expert_passes().draw(this->schedule(), p.experts);
+    } else {
+      if (producer > kWeightProducers) set_flags(p.parts, p.schedule, this->cluster, this->lane);
+    }
   }
+  __device__ static int producing_threads() { return kWeightProducers + 1; }
 
   /// Weights are constant: this producer does not wait for the previous kernel (PDL).
   __device__ void produce_weights(int first_block) const {

@@ -73,7 +73,7 @@ cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, W
   const int longest = (p.schedule.longest() + config.depth - 1) / config.depth;
   const auto map = [&](int stages) {
     W8A8Map found = w8a8_map(stages, config, form);
-    if (experts) found.total = (found.total + 15) / 16 * 16 + kScheduleBytes;
+    if (experts) found.total = (found.total + 15) / 16 * 16 + kExpertPassBytes + kScheduleBytes;
     return found;
   };
   p.stages = 1;

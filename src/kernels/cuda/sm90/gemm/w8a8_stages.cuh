@@ -75,8 +75,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kReads, T::kPatch
   // next: of few tokens and rows that is little time, so that what does not change is computed before the loops.
 
   __device__ void prepare(unsigned producer, int consumers) const {
-    const bool gathers = T::kGrouped && p.token_scales == TokenScales::scattered;
-    if (producer == 0) this->initialise_barriers(gathers ? 1 + 32 : 1, consumers);  // weights, and a warp that copies scales
+    if (producer == 0) this->initialise_barriers(gathers() ? 1 + 32 : 1, consumers);  // weights, and a warp that copies scales
     if (producer == 1 && lane < (T::kPatches ? 1 : 2)) ptx::prefetch_tensor_map(lane == 0 ? &p.x : &p.last_x);
     if (T::kGrouped && producer == 2 && p.token_scales == TokenScales::one) fill_scales();
   }
@@ -87,9 +86,15 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kReads, T::kPatch
     }
     if (producer == 1 && ptx::elected()) produce_activations();
     if constexpr (T::kGrouped)
-      if (producer == 2 && p.token_scales == TokenScales::scattered) gather_scales();
-    if (producer == 3 && !T::kExperts) set_flags(p.parts, p.schedule, this->cluster, lane, storing);
+      if (producer == 2 && gathers()) gather_scales();
+    if constexpr (T::kExperts) {
+      if (producer == 3 && ptx::elected()) this->expert_passes().draw(this->schedule(), p.experts);
+    } else {
+      if (producer == 3) set_flags(p.parts, p.schedule, this->cluster, lane, storing);
+    }
   }
+  __device__ bool gathers() const { return T::kGrouped && p.token_scales == TokenScales::scattered; }
+  __device__ int producing_threads() const { return gathers() ? 2 + 32 : 2; }
 
   /// Weights are constant: this producer does not wait for the previous kernel (PDL).
   __device__ void produce_weights() const {

@@ -80,10 +80,10 @@ struct Bf16Rates {
   int tokens;     // that are multiplied together, as many or fewer
 };
 
-/// kOnAmx: the rates of machines with AMX.
-template <const Bf16Isa& kIsa, const Bf16Rates& kUsual, const Bf16Rates& kOnAmx>
+/// kOnTwoPorts: the rates of such machines (has_two_ports).
+template <const Bf16Isa& kIsa, const Bf16Rates& kUsual, const Bf16Rates& kOnTwoPorts>
 double cost_us(const Kernel& self, const Problem& p) {
-  const Bf16Rates& rates = rates_of(p.machine, kUsual, kOnAmx);
+  const Bf16Rates& rates = rates_of(p.machine, kUsual, kOnTwoPorts);
   const std::int64_t blocks = (p.n + kIsa.rows - 1) / kIsa.rows, vectors_per_block = kIsa.rows / kIsa.lanes;
   const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double pairs = 4.0 * static_cast<double>(tile::Geometry::octets(p.k));
@@ -101,7 +101,7 @@ double cost_us(const Kernel& self, const Problem& p) {
   return kLoopUs + overlapped(p.machine, compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
 }
 
-template <const Bf16Isa& kIsa, const Bf16Rates& kRates, const Bf16Rates& kOnAmx = kRates>
+template <const Bf16Isa& kIsa, const Bf16Rates& kRates, const Bf16Rates& kOnTwoPorts = kRates>
 constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
   return {
       .backend = Backend::cpu,
@@ -116,20 +116,20 @@ constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
           "exact: bf16 dot products, weights decoded to a bf16 panel that many tokens share; dense bf16 as it lies; FP8 as bf16",
       .form = form,
       .accepts = accepts,
-      .cost_us = cost_us<kIsa, kRates, kOnAmx>,
+      .cost_us = cost_us<kIsa, kRates, kOnTwoPorts>,
       .run = run<kIsa>};
 }
 
 #if defined(__x86_64__)
 constexpr Bf16Rates kAmxRates{.dot = 0.3, .decode = 5.4, .flush = 10.4, .tokens = 16};
 constexpr Bf16Rates kAvx512Rates{.dot = 1.09, .decode = 5.4, .flush = 7.7, .tokens = 2};
-constexpr Bf16Rates kAvx512OnAmx{.dot = 4, .decode = 5.4, .flush = 7.7, .tokens = 2};  // a dot product every second clock
+constexpr Bf16Rates kAvx512OnTwoPorts{.dot = 4, .decode = 5.4, .flush = 7.7, .tokens = 2};  // a dot product every second clock
 
 constexpr std::array kKernels{
     row<kAmxBf16, kAmxRates>(Isa::amx, ActForm::bf16k32, {32, 32, 0}),
     row<kAmxBf16, kAmxRates>(Isa::amx, ActForm::bf16x2k32, {32, 32, 0}),
     row<kAmxBf16, kAmxRates>(Isa::amx, ActForm::bf16x3k32, {32, 32, 0}),
-    row<kAvx512Bf16, kAvx512Rates, kAvx512OnAmx>(Isa::avx512bf16, ActForm::bf16, {8, 32, 0}),
+    row<kAvx512Bf16, kAvx512Rates, kAvx512OnTwoPorts>(Isa::avx512bf16, ActForm::bf16, {8, 32, 0}),
 };
 #else
 /// By the instructions of the loops (bench/aarch64_loops.py), in the slots of SDOT (dot.cpp): 52 of them for 24 BFMMLA.

@@ -12,20 +12,23 @@
 
 namespace nibble::cpu {
 
-/// Whether the machine has AMX, as its peaks tell: Intel's servers since Sapphire Rapids. Two multiply-adds of 512 bits a clock take
-/// both of their vector ports there, so that whatever else a loop does takes twice as many slots as on Zen 4, which has one and two more ports.
-inline bool has_amx(const Roofline& machine) { return machine.bf16_gflops > 8 * machine.f32_gflops; }
+/// Whether the machine is one of Intel's servers since Sapphire Rapids, as its peaks tell: those of AMX or, where it may not be used, of bf16 dot
+/// products, which take two clocks. Two multiply-adds of 512 bits a clock take both of their vector ports, so that whatever else a loop does takes
+/// twice as many slots as on Zen 4, which has one and two more ports.
+inline bool has_two_ports(const Roofline& machine) {
+  return machine.bf16_gflops > 8 * machine.f32_gflops || (machine.bf16_gflops > 0 && machine.bf16_gflops < machine.f32_gflops);
+}
 
 /// The rates of a kernel that hold on the machine.
 template <class Rates>
-const Rates& rates_of(const Roofline& machine, const Rates& usual, const Rates& on_amx) {
-  return has_amx(machine) ? on_amx : usual;
+const Rates& rates_of(const Roofline& machine, const Rates& usual, const Rates& on_two_ports) {
+  return has_two_ports(machine) ? on_two_ports : usual;
 }
 
 /// Nanoseconds of one slot of one thread, for vectors of `lanes` floats. On Zen 4 a vector of 512 bits takes as long as two of 256, on Intel's as
 /// long as one.
 inline double slot_ns(const Roofline& machine, int lanes) {
-  return 2.0 * (has_amx(machine) ? 16 : lanes) * machine.threads / machine.f32_gflops;
+  return 2.0 * (has_two_ports(machine) ? 16 : lanes) * machine.threads / machine.f32_gflops;
 }
 
 /// Microseconds to read a weight of row blocks of `rows` from memory.
@@ -43,7 +46,7 @@ inline double imbalance(std::int64_t tasks, int threads) {
 /// Computing and reading overlap, but not perfectly where both take long: a core reads only some twenty lines ahead.
 inline double overlapped(const Roofline& machine, double compute_us, double memory_us) {
   // ∞ would be the larger of the two, 1 their sum; and how much longer kernels read than the loop that measured the memory.
-  const double norm = has_amx(machine) ? 1.5 : 3, reading = has_amx(machine) ? 1.15 : 1;
+  const double norm = has_two_ports(machine) ? 1.5 : 3, reading = has_two_ports(machine) ? 1.15 : 1;
   return std::pow(std::pow(compute_us, norm) + std::pow(reading * memory_us, norm), 1 / norm);
 }
 

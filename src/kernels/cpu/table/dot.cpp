@@ -91,10 +91,10 @@ constexpr DotRates whole(DotRates rates) {
 /// Per vector and octet, for codes that are neither of 4 nor of 8 bits.
 constexpr double kWidenSlots = 16;
 
-/// kOnAmx: the rates of machines with AMX.
-template <const DotIsa& kIsa, const DotRates& kUsual, const DotRates& kOnAmx>
+/// kOnTwoPorts: the rates of such machines (has_two_ports).
+template <const DotIsa& kIsa, const DotRates& kUsual, const DotRates& kOnTwoPorts>
 double cost_us(const Kernel& self, const Problem& p) {
-  const DotRates& rates = rates_of(p.machine, kUsual, kOnAmx);
+  const DotRates& rates = rates_of(p.machine, kUsual, kOnTwoPorts);
   const std::int64_t tile = prepared_tile(self.form, p.m, kIsa.tile);
   const ActDigits digits = ActDigits::make(p.act_scheme, p.scheme, p.k);
   const int width = bits(p.scheme.codes), vectors = kIsa.rows / kIsa.lanes;
@@ -146,7 +146,7 @@ double cost_amx_us(const Kernel& self, const Problem& p) {
 }
 #endif
 
-template <const DotIsa& kIsa, const DotRates& kRates, const DotRates& kOnAmx = kRates>
+template <const DotIsa& kIsa, const DotRates& kRates, const DotRates& kOnTwoPorts = kRates>
 constexpr Kernel row(Isa isa, ActForm form, std::string_view layout, Tile tile, std::string_view variant = {}) {
   return {.backend = Backend::cpu,
           .isa = isa,
@@ -164,7 +164,7 @@ constexpr Kernel row(Isa isa, ActForm form, std::string_view layout, Tile tile, 
           .form = form,
           .sums = form == ActForm::s8x3 ? Sums::fixed_point : Sums::integers,
           .accepts = accepts_dot,
-          .cost_us = cost_us<kIsa, kRates, kOnAmx>,
+          .cost_us = cost_us<kIsa, kRates, kOnTwoPorts>,
           .run = run<kIsa>};
 }
 
@@ -183,14 +183,14 @@ constexpr DotRates kBaselineRates{.dot = 8.0, .wide = 8.2, .octet = 2, .segment 
 constexpr DotRates kBaselineWholeRates = whole(kBaselineRates);
 #if defined(__x86_64__)
 constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 6, .token = 1.7};
-constexpr DotRates kAvx512VnniOnAmx{.dot = 1.24, .wide = 1.24, .octet = 2.65, .segment = 23.5, .token = 1.7};
+constexpr DotRates kAvx512VnniOnTwoPorts{.dot = 1.24, .wide = 1.24, .octet = 2.65, .segment = 23.5, .token = 1.7};
 constexpr DotRates kAvx512VnniWholeRates = whole(kAvx512VnniRates);
-constexpr DotRates kAvx512OnAmx{.dot = 3.2, .wide = 5, .octet = 2.65, .segment = 23.5, .token = 1.7};
+constexpr DotRates kAvx512OnTwoPorts{.dot = 3.2, .wide = 5, .octet = 2.65, .segment = 23.5, .token = 1.7};
 constexpr DotRates kAvx512Rates{.dot = 2.1, .wide = 3.2, .octet = 1.1, .segment = 6, .token = 1.7};
 constexpr DotRates kAvx512WholeRates = whole({.dot = 2.1, .wide = 2.3, .octet = 1.1});  // widened once for all tokens
-constexpr DotRates kAvx512WholeOnAmx = whole({.dot = 5, .wide = 5.5, .octet = 1.5});
-constexpr DotRates kAvx2VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 35, .token = 3};
-constexpr DotRates kAvx2VnniWholeRates = whole(kAvx2VnniRates);
+constexpr DotRates kAvx512WholeOnTwoPorts = whole({.dot = 5, .wide = 5.5, .octet = 1.5});
+constexpr DotRates kAvx2VnniRates{.dot = 1.15, .wide = 1.15, .octet = 3.2, .segment = 9, .token = 2.5};
+constexpr DotRates kAvx2VnniWholeRates = whole({.dot = 1.15, .wide = 1.15, .octet = 1.8});
 constexpr DotRates kAvx2Rates{.dot = 2.15, .wide = 3.9, .octet = 1.1, .segment = 22, .token = 2.5};
 constexpr DotRates kAvx2WholeRates = whole({.dot = 2.15, .wide = 2.5, .octet = 1.1});
 #elif defined(__aarch64__)
@@ -204,17 +204,17 @@ constexpr DotRates kI8mmWholeRates = whole(kI8mmRates);
 
 constexpr std::array kKernels {
 #if defined(__x86_64__)
-  row<kAvx512VnniFixed, kAvx512VnniRates, kAvx512VnniOnAmx>(Isa::avx512vnni, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
-      row<kAvx512Fixed, kAvx512Rates, kAvx512OnAmx>(Isa::avx512, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
+  row<kAvx512VnniFixed, kAvx512VnniRates, kAvx512VnniOnTwoPorts>(Isa::avx512vnni, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
+      row<kAvx512Fixed, kAvx512Rates, kAvx512OnTwoPorts>(Isa::avx512, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
       row<kAvx2VnniFixed, kAvx2VnniRates>(Isa::avx2vnni, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
       row<kAvx2Fixed, kAvx2Rates>(Isa::avx2, ActForm::s8x3, "cpu_n16", {1, 16, 0}), amx_segments(),
-      row<kAvx512VnniInt8, kAvx512VnniRates, kAvx512VnniOnAmx>(Isa::avx512vnni, ActForm::s8, "cpu_n32", {6, 32, 0}),
-      row<kAvx512Int8, kAvx512Rates, kAvx512OnAmx>(Isa::avx512, ActForm::s8, "cpu_n32", {6, 32, 0}),
+      row<kAvx512VnniInt8, kAvx512VnniRates, kAvx512VnniOnTwoPorts>(Isa::avx512vnni, ActForm::s8, "cpu_n32", {6, 32, 0}),
+      row<kAvx512Int8, kAvx512Rates, kAvx512OnTwoPorts>(Isa::avx512, ActForm::s8, "cpu_n32", {6, 32, 0}),
       row<kAvx2VnniInt8, kAvx2VnniRates>(Isa::avx2vnni, ActForm::s8, "cpu_n16", {4, 16, 0}),
       row<kAvx2Int8, kAvx2Rates>(Isa::avx2, ActForm::s8, "cpu_n16", {4, 16, 0}),
       row<kAmxWhole, kAmxWholeRates>(Isa::amx, ActForm::s8k64, "cpu_n32", {32, 32, 0}, kWhole),
       row<kAvx512VnniWhole, kAvx512VnniWholeRates>(Isa::avx512vnni, ActForm::s8, "cpu_n32", {12, 32, 0}, kWhole),
-      row<kAvx512Whole, kAvx512WholeRates, kAvx512WholeOnAmx>(Isa::avx512, ActForm::s8, "cpu_n32", {12, 32, 0}, kWhole),
+      row<kAvx512Whole, kAvx512WholeRates, kAvx512WholeOnTwoPorts>(Isa::avx512, ActForm::s8, "cpu_n32", {12, 32, 0}, kWhole),
       row<kAvx2VnniWhole, kAvx2VnniWholeRates>(Isa::avx2vnni, ActForm::s8, "cpu_n16", {6, 16, 0}, kWhole),
       row<kAvx2Whole, kAvx2WholeRates>(Isa::avx2, ActForm::s8, "cpu_n16", {4, 16, 0}, kWhole),
 #elif defined(__aarch64__)

@@ -63,15 +63,15 @@ constexpr Rates kBaselineRates{.decode = 7.4, .floats = 40, .dot = 3.1, .tile = 
 #endif
 constexpr Rates kAvx2Rates{.decode = 3.8, .floats = 5.4, .dot = 1.08, .tile = 3.7, .direct = 4.2};
 constexpr Rates kAvx512Rates{.decode = 3.8, .floats = 6.5, .dot = 1.08, .tile = 1.2, .direct = 3.7};
-constexpr Rates kAvx512OnAmx{.decode = 7, .floats = 6.5, .dot = 1.08, .tile = 1.2, .direct = 3.7};
+constexpr Rates kAvx512OnTwoPorts{.decode = 7, .floats = 6.5, .dot = 1.08, .tile = 1.2, .direct = 3.7};
 constexpr Rates kAvx512Bf16Rates{.decode = 3.8, .floats = 6.5, .dot = 1.08, .tile = 1.2, .direct = 3.4};
 constexpr double kGeneral = 62;  // per vector of a panel that is decoded in double
 constexpr double kHalf = 2;      // per vector of a panel of dense f16 or bf16, an estimate: half a load, a shift and a store
 
-/// kOnAmx: the rates of machines with AMX.
-template <const FloatIsa& kIsa, const Rates& kUsual, const Rates& kOnAmx>
+/// kOnTwoPorts: the rates of such machines (has_two_ports).
+template <const FloatIsa& kIsa, const Rates& kUsual, const Rates& kOnTwoPorts>
 double linear_cost_us(const Kernel&, const Problem& p) {
-  const Rates& rates = rates_of(p.machine, kUsual, kOnAmx);
+  const Rates& rates = rates_of(p.machine, kUsual, kOnTwoPorts);
   const bool simple =
       (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) && info(p.scheme.codes).kind != DTypeKind::floating;
   const bool floats = (p.scheme.codes == DType::e4m3 || p.scheme.codes == DType::e2m1) && p.scheme.zero == ZeroKind::none;
@@ -95,7 +95,7 @@ double linear_cost_us(const Kernel&, const Problem& p) {
   return kLoopUs + overlapped(p.machine, compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
 }
 
-template <const FloatIsa& kIsa, const Rates& kRates, const Rates& kOnAmx = kRates>
+template <const FloatIsa& kIsa, const Rates& kRates, const Rates& kOnTwoPorts = kRates>
 constexpr Kernel linear_row(Isa isa, std::string_view layout, Tile tile, std::string_view summary) {
   return {.backend = Backend::cpu,
           .isa = isa,
@@ -108,7 +108,7 @@ constexpr Kernel linear_row(Isa isa, std::string_view layout, Tile tile, std::st
           .summary = summary,
           .form = ActForm::f32,
           .accepts = accepts_float,
-          .cost_us = linear_cost_us<kIsa, kRates, kOnAmx>,
+          .cost_us = linear_cost_us<kIsa, kRates, kOnTwoPorts>,
           .run = run_linear<kIsa>};
 }
 
@@ -133,7 +133,7 @@ constexpr Kernel e4m3_row() {
 constexpr std::array kLinear {
 #if defined(__x86_64__)
   e4m3_row(),
-      linear_row<kAvx512Float, kAvx512Rates, kAvx512OnAmx>(
+      linear_row<kAvx512Float, kAvx512Rates, kAvx512OnTwoPorts>(
           Isa::avx512, "cpu_n32", {8, 32, 0},
           "f32 multiply-adds in 8×32 register tiles, weights decoded to an f32 panel; FP8 activations as floats"),
       linear_row<kAvx2Float, kAvx2Rates>(

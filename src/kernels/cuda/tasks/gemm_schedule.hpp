@@ -48,12 +48,15 @@ NIBBLE_HOST_DEVICE constexpr int w8a8_groups(int tokens, bool grouped = false) {
   return tokens == 256 ? 2 : tokens == 128 ? 3 : 4;
 }
 
-/// Rows of a part of a tile of experts. Parts without rows are neither copied nor multiplied. Few tokens are bound by memory, and have one; of
-/// activations that are codes each part waits for its products, so that two are enough.
-NIBBLE_HOST_DEVICE constexpr int gemm_part(int tokens, bool codes) { return tokens < 64 ? tokens : tokens / (codes ? 2 : 4); }
+/// Rows of a part of a tile of experts. Parts without rows are neither copied nor multiplied. Few tokens are bound by memory, and have one. Of
+/// activations that are codes each part waits for its products, so that parts of 64 tokens are small enough.
+NIBBLE_HOST_DEVICE constexpr int gemm_part(int tokens, bool codes) {
+  if (codes) return tokens < 64 ? tokens : 64;
+  return tokens < 64 ? tokens : tokens / 4;
+}
 /// The same for codes on both sides, with tokens as the 64-row operand or not: 64 rows of each warpgroup are one.
 NIBBLE_HOST_DEVICE constexpr int w8a8_part(int tokens, bool token_rows) {
-  return token_rows && tokens > 64 ? tokens / 2 : tokens;
+  return token_rows ? 64 : tokens;
 }
 
 /// The `split` of kernels whose CTAs share passes along K wherever a run ends; of others it is the CTAs of a cluster.

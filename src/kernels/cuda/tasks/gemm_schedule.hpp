@@ -55,9 +55,7 @@ NIBBLE_HOST_DEVICE constexpr int gemm_part(int tokens, bool codes) {
   return tokens < 64 ? tokens : tokens / 4;
 }
 /// The same for codes on both sides, with tokens as the 64-row operand or not: 64 rows of each warpgroup are one.
-NIBBLE_HOST_DEVICE constexpr int w8a8_part(int tokens, bool token_rows) {
-  return token_rows ? 64 : tokens;
-}
+NIBBLE_HOST_DEVICE constexpr int w8a8_part(int tokens, bool token_rows) { return token_rows ? 64 : tokens; }
 
 /// The `split` of kernels whose CTAs share passes along K wherever a run ends; of others it is the CTAs of a cluster.
 constexpr int kStreamK = 0;

@@ -1,13 +1,13 @@
-// The tile scheduler of experts. A tile has any number of rows, so that passes take different times, and CTAs draw them one by one: who is done
-// first draws more. Their order is that of the schedule, in which passes that run at the same time share their inputs.
+// The tile scheduler of experts. A tile has any number of rows, so that passes take different times, and CTAs draw them one by one. Their order is
+// that of the schedule, in which passes that run at the same time share their inputs.
 //
 //   a thread of the producers':  draws a number, reads its tile ──slot s──▶ all threads that need the passes: other producers, multiplying warps
 //
 //   is_drawn[s]   slot s has a pass
 //   is_read[s]    all readers have read it: it may be overwritten
 //
-// The first pass of a CTA is its own number and not drawn. Numbers come from memory: the sort of the rows sets the counter to 0, and whoever
-// draws the last number of all does so again.
+// The first pass of a CTA is its own number and not drawn. Numbers come from a counter in memory, which the sort of the rows sets to 0, as does the
+// CTA that draws the last number.
 #pragma once
 
 #include <cstdint>

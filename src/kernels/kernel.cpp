@@ -170,8 +170,10 @@ Roofline assumed_roofline(int threads, std::optional<Isa> cpu) {
   machine.read_gbytes_per_s = std::min(24.0 * threads, 45.0);
   machine.f32_gflops = (wide ? 118.0 : 59.0) * threads;
   const bool tiles = has(Isa::amx);
+  // Without AMX an Intel of this level is a server's core whose AMX may not be used. Its bf16 dot products take two clocks.
+  const bool slow_bf16 = !cpu && this_device().cpu_name.starts_with("Intel");
   machine.bf16_gflops = tiles                  ? 16 * machine.f32_gflops
-                        : has(Isa::avx512bf16) ? 2 * machine.f32_gflops
+                        : has(Isa::avx512bf16) ? (slow_bf16 ? 0.5 : 2) * machine.f32_gflops
                         : has(Isa::neonbf16)   ? 4 * machine.f32_gflops
                                                : 0.0;
   machine.int8_gops = (tiles ? 32 : has(Isa::i8mm) ? 8 : dots ? 4 : 1) * machine.f32_gflops;

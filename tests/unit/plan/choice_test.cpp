@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <initializer_list>
 #include <ostream>
 #include <set>
 #include <sstream>
@@ -117,10 +118,11 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 /// The kernels for so many rows of 128 experts, fewest first.
-std::vector<std::string> chosen_for_experts(const GpuInfo& gpu, const char* scheme, const char* layout) {
+std::vector<std::string> chosen_for_experts(const GpuInfo& gpu, const char* scheme, const char* layout,
+                                            std::initializer_list<std::int64_t> numbers = {8, 512, 32768}) {
   std::vector<std::string> names;
   const Scheme parsed = *Scheme::parse(scheme);
-  for (const std::int64_t rows : {8, 512, 32768}) {
+  for (const std::int64_t rows : numbers) {
     const Problem problem{.m = rows,
                           .n = 3072,
                           .k = 4096,
@@ -168,6 +170,21 @@ TEST(ExpertChoice, OfHopperIsOfItsOwnKernels) {
                                          {"e4m3g128_e4m3b128x128", "gpu_w8n64k128"}})
       for (const std::string& kernel : chosen_for_experts(*described_gpu(gpu), scheme, layout))
         EXPECT_NE(kernel.find("__cuda_sm90"), std::string::npos) << gpu << " " << scheme << ": " << kernel;
+}
+
+// What was the fastest there, with every kernel forced in turn: bench/moe.py 128,8,4096,1536 --device cuda --tokens 256,1024,2048 --kernel NAME.
+TEST(ExpertChoice, OfAnH200CountsOnThePartsThatKernelsLeaveOut) {
+  const GpuInfo h200 = *described_gpu("h200");
+  const auto tiles = [&](const char* scheme, const char* layout) {
+    std::vector<int> rows;
+    for (const std::string& name : chosen_for_experts(h200, scheme, layout, {2048, 8192, 16384}))
+      rows.push_back(find_kernel(name)->tile.m);
+    return rows;
+  };
+  EXPECT_EQ(tiles("u4b8g128", "gpu_n64k128"), (std::vector{32, 128, 128}));
+  EXPECT_EQ(tiles("s8g128_u4b8g128", "gpu_n64k128").front(), 16);
+  EXPECT_EQ(tiles("e4m3g128_e4m3b128x128", "gpu_w8n64k128"), (std::vector{64, 128, 128}));
+  EXPECT_EQ(tiles("s8r_s8c", "gpu_w8n64k128"), (std::vector{64, 128, 128}));
 }
 
 // ---- K divided among CTAs, on sm_80's kernels of linear layers

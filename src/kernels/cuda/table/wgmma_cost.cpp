@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <span>
 
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
@@ -40,6 +41,17 @@ double bytes_of(const Problem& p, double weight_bytes, std::int64_t activations,
 /// The time of two activities that overlap: the longer of the two, and some of the shorter one, for they also wait for each other.
 double overlapped_us(double a, double b, double order) { return std::pow(std::pow(a, order) + std::pow(b, order), 1 / order); }
 
+/// The expected number of tiles of `each` rows that an expert's rows make. m is their mean and a standard deviation more (mean_expert); they are
+/// about normally distributed.
+double expected_tiles(std::int64_t m, double each) {
+  const double deviation = (std::sqrt(1 + 4 * static_cast<double>(m)) - 1) / 2, mean = deviation * deviation;
+  const double least = mean - 4 * deviation, most = mean + 4 * deviation;
+  double tiles = 1 + std::max(0.0, std::floor(least / each));  // that nearly all experts have
+  for (double held = tiles * each; held < most; held += each)
+    tiles += 0.5 * std::erfc((held + 0.5 - mean) / (deviation * std::numbers::sqrt2));
+  return tiles;
+}
+
 // Of an H100 and an H200, from L2: to all SMs; to one, however idle the others are.
 constexpr double kL2GbytesPerS = 12000, kSmGbytesPerS = 120;
 
@@ -66,8 +78,10 @@ WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile, const GpuInfo& gpu) {
 WgmmaFeatures wgmma_features(WgmmaFamily family, const Tile& tile, const PassShape& shape, const GpuInfo& gpu, const Problem& p,
                              std::int64_t weight_bytes, int act_bits) {
   const auto up = [](double a, double b) { return std::ceil(a / b); };
-  const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows),
-               token_tiles = up(static_cast<double>(rows_of(p)), tile.m);
+  // Tiles of an expert do not share its rows: as many rows more of a layer with one token tile.
+  const double tiles_of_expert = p.experts == 0 ? 1 : expected_tiles(p.m, tile.m);
+  const double row_blocks = up(static_cast<double>(p.n) * tiles_of_expert, gpu_tile::kRows),
+               token_tiles = p.experts == 0 ? up(static_cast<double>(rows_of(p)), tile.m) : 1;
   const double records = up(static_cast<double>(p.k), gpu_tile::kChannels);
   const double sms = std::max(8, gpu.sms);
   const double blocks = std::min<double>(shape.blocks, row_blocks);                // of a pass
@@ -97,15 +111,15 @@ WgmmaFeatures wgmma_features(WgmmaFamily family, const Tile& tile, const PassSha
     f.passes = up(all, std::floor(sms * share));
     f.steps = f.passes * up(up(records, tile.split), shape.depth);
   }
-  const double all_bytes = bytes_of(p, token_tiles * static_cast<double>(weight_bytes), rows_of(p) * p.k, row_tiles * act_bits);
-  const double tokens = static_cast<double>(rows_of(p)) / token_tiles;  // of a tile
-  const double step_bytes = f.blocks * static_cast<double>(weight_bytes) / (row_blocks * records) +
+  const double all_bytes = bytes_of(p, token_tiles * tiles_of_expert * static_cast<double>(weight_bytes), rows_of(p) * p.k,
+                                    row_tiles / tiles_of_expert * act_bits);
+  const double tokens = static_cast<double>(rows_of(p)) / (token_tiles * tiles_of_expert);  // of a tile
+  const double step_bytes = f.blocks * static_cast<double>(weight_bytes) * tiles_of_expert / (row_blocks * records) +
                             shape.depth * tokens * gpu_tile::kChannels * act_bits / 8;
   f.l2_us = 1e-3 * std::max(all_bytes / kL2GbytesPerS, f.steps * step_bytes / kSmGbytesPerS);
-  if (shape.part != 0 && shape.part < tile.m) {
-    constexpr double kFewest =
-        50;  // columns of a product; fewer take no less time, in which codes become weights. Measured on an H200
-    f.blocks *= std::max(kFewest, up(static_cast<double>(p.m), shape.part) * shape.part / token_tiles) / tile.m;
+  if (shape.part != 0) {
+    constexpr double kDecoding = 130;  // columns whose products take as long as codes take to become weights; measured on an H200
+    f.blocks *= (kDecoding + shape.part * expected_tiles(p.m, shape.part) / tiles_of_expert) / (kDecoding + tile.m);
   }
   return f;
 }

@@ -121,7 +121,7 @@ constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
 }
 
 #if defined(__x86_64__)
-constexpr Bf16Rates kAmxRates{.dot = 0.3, .decode = 5.4, .flush = 10.4, .tokens = 16};
+constexpr Bf16Rates kAmxRates{.dot = 0.23, .decode = 5.4, .flush = 10.4, .tokens = 16};
 constexpr Bf16Rates kAvx512Rates{.dot = 1.09, .decode = 5.4, .flush = 7.7, .tokens = 2};
 constexpr Bf16Rates kAvx512OnTwoPorts{.dot = 4, .decode = 5.4, .flush = 7.7, .tokens = 2};  // a dot product every second clock
 

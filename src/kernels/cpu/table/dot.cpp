@@ -123,7 +123,7 @@ double cost_us(const Kernel& self, const Problem& p) {
 #if defined(__x86_64__)
 /// Tiles of AMX by segments: a row block is unpacked once for all tokens of a task. Storing and scaling sums take longer than the products of
 /// short segments.
-constexpr double kAmxDotSlots = 0.28, kAmxTokenSlots = 9, kAmxOctetSlots = 30, kAmxSegmentSlots = 190;
+constexpr double kAmxDotSlots = 0.45, kAmxTokenSlots = 3.5, kAmxZeroSlots = 3.5, kAmxOctetSlots = 22, kAmxSegmentSlots = 143;
 
 double cost_amx_us(const Kernel& self, const Problem& p) {
   const DotIsa& isa = kAmxInt8;
@@ -134,7 +134,7 @@ double cost_amx_us(const Kernel& self, const Problem& p) {
   const std::int64_t step_octets = (digits.piece + kRowBytes - 1) / kRowBytes * kStepOctets;
   const std::int64_t room = token_room(self.form), rows = (p.m + room - 1) / room * room;
   const double dots = 2 * static_cast<double>(step_octets * rows) * kAmxDotSlots;
-  const double scaling = static_cast<double>(p.m) * (kAmxTokenSlots + (zeros ? kZeroSlots : 0));
+  const double scaling = static_cast<double>(p.m) * (kAmxTokenSlots + (zeros ? kAmxZeroSlots : 0));
   const double unpacking = static_cast<double>(tile::Geometry::octets(digits.piece)) *
                                (kAmxOctetSlots + ((bits(p.scheme.codes) == 4 || bits(p.scheme.codes) == 8) ? 0 : kWidenSlots)) +
                            kAmxSegmentSlots;

@@ -19,9 +19,10 @@ namespace nibble {
 
 namespace {
 
-/// Of experts half as many rows are enough: kernels leave out the empty parts of their tiles, and others wait for memory meanwhile.
-bool has_too_few_rows(const Kernel& kernel, const Problem& problem) {
-  return problem.experts == 0 ? problem.m < kernel.least_m : 2 * mean_expert(problem).m < kernel.least_m;
+/// The fewest rows, of a mean expert, for which a kernel is considered. Of experts half as many are enough: kernels leave out the empty parts of
+/// their tiles, or wait for memory meanwhile.
+std::int64_t least_rows(const Kernel& kernel, const Problem& problem) {
+  return problem.experts == 0 ? kernel.least_m : (kernel.least_m + 1) / 2;
 }
 
 }  // namespace
@@ -32,15 +33,15 @@ Explanation::Candidate judge(const Kernel& kernel, const Problem& layer, std::st
   if (status.ok() && !forced.empty() && kernel.name != forced) status = error(StatusCode::unsupported, "{} is forced", forced);
   if (status.ok() && kernel.backend == Backend::reference && !allow_reference)
     status = error(StatusCode::unsupported, "the reference is not allowed here");
-  if (status.ok() && forced.empty() && has_too_few_rows(kernel, problem))
-    status = error(StatusCode::unsupported, "is for M of {} and more: fewer rows leave most of its tile empty", kernel.least_m);
+  const Problem mean = mean_expert(problem);
+  if (const std::int64_t least = least_rows(kernel, problem); status.ok() && forced.empty() && mean.m < least)
+    status = error(StatusCode::unsupported, "is for M of {} and more: fewer rows leave most of its tile empty", least);
   if (status.ok() && problem.any_alignment && kernel.reads != nullptr)
     status = error(StatusCode::unsupported, "reads rows of A that begin at multiples of 16 bytes");
   if (!status.ok()) return {.kernel = kernel.name, .refusal = status.message()};
   return {.kernel = kernel.name,
           .accepted = true,
-          .cost_us = kernel.cost_us(kernel, mean_expert(problem)) + choose_preparation(kernel, problem).cost_us +
-                     choose_finish(layer).cost_us};
+          .cost_us = kernel.cost_us(kernel, mean) + choose_preparation(kernel, problem).cost_us + choose_finish(layer).cost_us};
 }
 
 std::vector<Explanation::Candidate> judge_all(const Problem& problem, std::string_view forced, bool allow_reference) {
@@ -57,7 +58,7 @@ bool is_out(const Kernel& kernel, const Problem& problem, std::string_view force
   if (kernel.op != problem.op || !reads_weight(kernel, problem)) return true;
   if (kernel.backend == Backend::reference && !allow_reference) return true;
   if (problem.any_alignment && kernel.reads != nullptr) return true;
-  return forced.empty() ? has_too_few_rows(kernel, problem) : kernel.name != forced;
+  return forced.empty() ? mean_expert(problem).m < least_rows(kernel, problem) : kernel.name != forced;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <initializer_list>
 #include <ostream>
@@ -16,6 +17,7 @@
 #include "fmt/format.h"
 #include "kernels/cuda/table/wna16.hpp"
 #include "kernels/kernel.hpp"
+#include "nibble/device.hpp"
 #include "plan/choose.hpp"
 #include "survey.hpp"
 
@@ -116,6 +118,27 @@ INSTANTIATE_TEST_SUITE_P(
         if (c == '-' || c == '/') c = '_';
       return name;
     });
+
+// A process of its own, because a process asks for its CPU once.
+TEST(AssumedPeaks, OfAnIntelWhoseAmxMayNotBeUsedAreThoseOfItsBf16) {
+  if (!this_device().cpu_name.starts_with("Intel") || !this_device().has(Isa::avx512bf16))
+    GTEST_SKIP() << "this CPU is " << this_device().cpu_name << ", without bf16 dot products or not Intel's";
+  const auto choose = [] {
+    const Problem problem{.m = 64,
+                          .n = 4096,
+                          .k = 4096,
+                          .scheme = Scheme::parse("u4b8g128")->weight,
+                          .layout = "cpu_n32",
+                          .a_dtype = DType::bf16,
+                          .epilogue = {.out = DType::bf16}};
+    fmt::print(stderr, "{}\n", choose_kernel(problem, {}, false).kernel->name);
+    std::exit(0);
+  };
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  ASSERT_EQ(setenv("NIBBLE_ISA", "avx512bf16", 1), 0);
+  EXPECT_EXIT(choose(), ::testing::ExitedWithCode(0), "__cpu_avx512(vnni)?_m");
+  unsetenv("NIBBLE_ISA");
+}
 
 /// The kernels for so many rows of 128 experts, fewest first.
 std::vector<std::string> chosen_for_experts(const GpuInfo& gpu, const char* scheme, const char* layout,

@@ -57,9 +57,8 @@ NIBBLE_HOST_DEVICE constexpr GemmMap gemm_map(int stages, GemmShape shape, int d
 }
 
 struct GemmParams {
-  CUtensorMap x;  // boxes of a token tile, or of patches
-  CUtensorMap
-      last_x;  // the box of the last token tile, of the tokens that there are; not of patches. Of experts: of a part of a tile
+  CUtensorMap x;       // boxes of a token tile, or of patches
+  CUtensorMap last_x;  // a box of the tokens of the last token tile; of experts of a part of a tile. Not of patches
   int last_tokens;
   const std::uint8_t* records;
   RecordFormat format;

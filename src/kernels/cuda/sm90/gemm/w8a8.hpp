@@ -65,7 +65,7 @@ constexpr W8A8Map w8a8_map(int stages, const W8A8Config& c, W8A8Form form) {
 
 struct W8A8Params {
   CUtensorMap x;       // boxes of a token tile, or of patches
-  CUtensorMap last_x;  // the box of the last token tile, of the tokens that there are; not of patches. Of experts: of half a tile
+  CUtensorMap last_x;  // a box of the tokens of the last token tile; of experts of a part of a tile. Not of patches
   int last_tokens;
   W8A8Weight weight;
   QuantizedActs acts;

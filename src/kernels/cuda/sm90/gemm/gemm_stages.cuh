@@ -183,14 +183,15 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
           std::uint32_t at = act(to.stage), at_terms = terms(to.stage);
 #pragma unroll 1
           for (int box = 0; box < T::kBoxes * depth() && channel < end; ++box) {
-            if constexpr (T::kPlanar)
+            if constexpr (T::kPlanar) {
               request_planar(at, channel, first, is_full, policy);
-            else if constexpr (T::kPatches)
+            } else if constexpr (T::kPatches) {
               ptx::load_patches(at, &p.x, walk.next(p.patches, p.images), is_full, policy);
-            else
+            } else {
 #pragma unroll 1
               for (int row = 0; row < rows; row += box_rows)
                 ptx::load_box(at + row * kBoxBytesOfToken, x, channel, first + row, is_full, policy);
+            }
             if constexpr (T::kCodes) {
 #pragma unroll 1
               for (int fold = 0; fold < T::kFolds; ++fold, at_terms += T::kFoldBytes, from += p.fold_pitch)

@@ -9,14 +9,18 @@ using testing::all_schemes;
 
 std::vector<Shape> shapes_for(const Kernel& kernel) {
   const std::int64_t tm = std::max(1, kernel.tile.m), tn = std::max(1, kernel.tile.n);
-  return {{1, 1, 1},
-          {1, tn, 128},
-          {tm, tn - 1 > 0 ? tn - 1 : 1, 127},
-          {tm + 1, tn + 1, 129},
-          {3, 37, 61},
-          {tm * 17 + 1, 2 * tn + 3, 257},
-          {1, 96, 2048},
-          {5, 64, 640}};
+  std::vector<Shape> shapes = {{1, 1, 1},
+                               {1, tn, 128},
+                               {tm, tn - 1 > 0 ? tn - 1 : 1, 127},
+                               {tm + 1, tn + 1, 129},
+                               {3, 37, 61},
+                               {tm * 17 + 1, 2 * tn + 3, 257},
+                               {1, 96, 2048},
+                               {5, 64, 640}};
+  // So many row blocks that a thread multiplies several side by side.
+  if (kernel.backend == Backend::cpu)
+    shapes.insert(shapes.end(), {{1, 27 * tn + 3, 136}, {2, 26 * tn, 40}, {5, 10 * tn + 1, 72}});
+  return shapes;
 }
 
 Backend memory_of(const Kernel& kernel) { return kernel.backend == Backend::cuda ? Backend::cuda : Backend::cpu; }

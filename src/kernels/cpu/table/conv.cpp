@@ -57,8 +57,7 @@ void multiply_floats(const Kernel& self, const StepArgs& chunk, const Decoder& d
                        .activations = reinterpret_cast<const float*>(chunk.prepared),
                        .m = chunk.a.dim(0),
                        .outputs = Outputs(self.isa, chunk)};
-  for (std::int64_t m = 0; m < task.m; m += kIsa.tokens)
-    for (std::int64_t block = begin; block < end; ++block) kIsa.linear(task, block, m);
+  for (std::int64_t m = 0; m < task.m; m += kIsa.tokens) kIsa.linear(task, begin, end, m);
 }
 
 const FloatIsa& float_isa(Isa isa) {

@@ -22,7 +22,9 @@ Status run(const Kernel& self, const StepArgs& args) {
   std::int64_t most = std::min(fair, kMaxTaskBlocks);
   if (task.zero_sums == ZeroSums::per_segment && self.isa != Isa::amx)  // which keeps no sums of codes
     most = std::clamp<std::int64_t>(kColumnFloats / (task.segments.count() * kIsa.rows), 1, most);
-  const std::int64_t step = std::clamp<std::int64_t>(kIsa.task_bytes / geo.row_block_bytes, 1, most);
+  // A single tile reads row blocks once, several of them side by side.
+  const std::int64_t step =
+      task.m <= task.tile ? whole_streams(most) : std::clamp<std::int64_t>(kIsa.task_bytes / geo.row_block_bytes, 1, most);
   const std::int64_t ranges = (geo.row_blocks() + step - 1) / step;
   const std::int64_t tokens = kIsa.task_tokens / task.tile * task.tile;
   const std::int64_t token_blocks = (task.m + tokens - 1) / tokens;

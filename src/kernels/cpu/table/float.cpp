@@ -14,7 +14,9 @@ namespace {
 /// Row blocks of a task: as many as leave four tasks a thread, so that an interrupted thread does not delay the others, and at most 16.
 /// They lie one after the other: a thread that goes elsewhere every 128 KiB reads slower than one that does every 2 MiB, beyond which
 /// little is gained.
-std::int64_t task_blocks(std::int64_t blocks, int threads) { return std::clamp<std::int64_t>(blocks / (4 * threads), 1, 16); }
+std::int64_t task_blocks(std::int64_t blocks, int threads) {
+  return whole_streams(std::clamp<std::int64_t>(blocks / (4 * threads), 1, 16));
+}
 
 template <const FloatIsa& kIsa>
 Status run_linear(const Kernel& self, const StepArgs& args) {
@@ -29,7 +31,7 @@ Status run_linear(const Kernel& self, const StepArgs& args) {
   // Row blocks are the inner index: concurrent tasks share one block of activations, which stays in L2.
   args.executor->parallel_for(ranges * token_blocks, [&](std::int64_t i) {
     const std::int64_t begin = i % ranges * step, m = i / ranges * kIsa.tokens;
-    for (std::int64_t block = begin; block < std::min(begin + step, blocks); ++block) kIsa.linear(task, block, m);
+    kIsa.linear(task, begin, std::min(begin + step, blocks), m);
   });
   return {};
 }

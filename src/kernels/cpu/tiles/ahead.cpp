@@ -14,4 +14,6 @@ std::ptrdiff_t low_tile_ahead() {
 #endif
 }
 
+bool reads_in_streams() { return low_tile_ahead() != 0; }
+
 }  // namespace nibble::cpu

@@ -27,4 +27,14 @@ struct Ahead {
 /// How far ahead tiles of few tokens prefetch the weights that they stream, in bytes, into L2; 0: they leave it to the hardware.
 std::ptrdiff_t low_tile_ahead();
 
+/// Whether tiles of few tokens multiply several row blocks side by side: a core reads as many streams faster than one, whose pages the
+/// hardware prefetcher begins one by one.
+bool reads_in_streams();
+constexpr int kMostStreams = 4;
+
+/// A task of `blocks` row blocks, or of somewhat less, so that none of them is left to be read alone.
+constexpr std::int64_t whole_streams(std::int64_t blocks) {
+  return blocks > kMostStreams ? blocks - blocks % kMostStreams : blocks;
+}
+
 }  // namespace nibble::cpu

@@ -71,8 +71,11 @@ constexpr int kMaxRows = 3 * kFixedTile > kInt8Tile ? 3 * kFixedTile : kInt8Tile
 constexpr std::ptrdiff_t kPrefetchBytes = 2048;
 constexpr int kPrefetchRows = 6;
 
+#include "kernels/cpu/tiles/streams.inl"
+constexpr int kMostVecs = kMostStreams * kVecs;  // of row blocks side by side
+
 /// acc[rows][R] += quad of every virtual row · codes.
-NIBBLE_VARIANT void add_quad(int rows, const std::byte* a, const Ints* w, int bits, Ints (*acc)[kVecs]) {
+NIBBLE_VARIANT void add_quad(int rows, const std::byte* a, const Ints* w, int bits, Ints (*acc)[kMostVecs]) {
   for (int r = 0; r < rows; ++r) {
     const Ints quad = load_splat(a + 4 * r);
     for (int v = 0; v < kVecs; ++v) acc[r][v] = dot4(acc[r][v], w[v], quad, bits);
@@ -119,15 +122,15 @@ __attribute__((noinline)) void sum_other_codes(const Decoder& d, const std::byte
   add_some_codes(d.geometry.bits, d, last, tile::kOctet - behind, tile::kOctet, sum);
 }
 
-/// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any width, and segments that are not regular), `digits`, `height` and
-/// `sums_columns` (column sums are computed, not loaded) are constants at every call; except `sums_columns` for other widths, too rare for
-/// a loop of their own.
-NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns, const DotTask& t, const std::byte* block,
-                             const std::byte* a, Columns columns, float* out) {
+/// sum[height][R] of each of `streams` row blocks over all of K, `kMaxTile` rows apart in `out`. `bits` (4, 8; 0: any width, and segments that
+/// are not regular), `digits`, `height`, `streams` and `sums_columns` (column sums are computed, not loaded) are constants at every call;
+/// except `sums_columns` for other widths, too rare for a loop of their own.
+NIBBLE_VARIANT void multiply(int bits, int digits, int height, int streams, bool sums_columns, const DotTask& t,
+                             const std::byte* block, const std::byte* a, Columns columns, float* out) {
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
-  const int rows = height * digits;
-  const bool apart = rows * kVecs <= 6;  // few sums do not hide the latency of a dot product: use two sets
+  const int rows = height * digits, vecs = streams * kVecs;  // vector v is of row block v / kVecs
+  const bool apart = rows * vecs <= 6;                       // few sums do not hide the latency of a dot product: use two sets
   const bool has_columns = digits == 1 && columns.sums != nullptr, paired = has_columns && t.paired;
   const bool subtracts =
       !paired && (d.zero == ZeroKind::integer || d.zero == ZeroKind::real || (geo.bits != 4 && kByteBias != 0));
@@ -135,13 +138,13 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
   const int byte_bias = (bits == 0 ? geo.bits : bits) == 4 ? 0 : kByteBias;
   const Ints flip = splat(static_cast<std::int32_t>(static_cast<std::uint32_t>(byte_bias) * 0x01010101u));
   const tile::Planes planes = tile::planes(geo.bits);
-  const bool tall = rows >= kPrefetchRows;
-  const std::ptrdiff_t ahead = tall ? kPrefetchBytes : low_tile_ahead();
-  Vec sum[kMaxTile][kVecs];
+  const bool into_l1 = streams > 1 || rows >= kPrefetchRows;
+  const std::ptrdiff_t ahead = into_l1 ? kPrefetchBytes : low_tile_ahead();
+  Vec sum[kMaxTile][kMostVecs];
   for (int m = 0; m < height; ++m)
-    for (int v = 0; v < kVecs; ++v) sum[m][v] = Vec{};
+    for (int v = 0; v < vecs; ++v) sum[m][v] = Vec{};
 
-  GroupHeader header;
+  GroupHeader headers[kMostStreams];
   const bool common = has_common_header(d);
   const std::byte* codes = block;
   const bool regular = bits != 0 || t.segments.regular();
@@ -149,10 +152,10 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
   for (std::int64_t k = 0, length = 0; k < geo.k; k += length) {
     if (group_left == 0) {
       group_left = geo.group < geo.k - k ? geo.group : geo.k - k;
-      if (common)
-        read_common_header(byte_bias, d, codes, header);
-      else
-        read_group_header(d, codes, header);
+      for (int s = 0; s < streams; ++s) {
+        const std::byte* const record = codes + s * geo.row_block_bytes;
+        common ? read_common_header(byte_bias, d, record, headers[s]) : read_group_header(d, record, headers[s]);
+      }
       codes += geo.header_bytes;
     }
     length = t.segments.piece < group_left ? t.segments.piece : group_left;
@@ -168,34 +171,44 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
     a += 8 * height;
     const std::byte* zeros = a;
     if (has_columns) a += 4 * height;
-    Ints column[kVecs];
-    for (int v = 0; v < kVecs; ++v) column[v] = Ints{};
-    Ints acc[kMaxRows][kVecs], more[kMaxRows][kVecs];
+    Ints column[kMostVecs];
+    for (int v = 0; v < vecs; ++v) column[v] = Ints{};
+    Ints acc[kMaxRows][kMostVecs], more[kMaxRows][kMostVecs];
     for (int r = 0; r < rows; ++r)
-      for (int v = 0; v < kVecs; ++v) {
+      for (int v = 0; v < vecs; ++v) {
         acc[r][v] = load_splat(a + 4 * r);
         more[r][v] = Ints{};
       }
     a += 4 * rows;
     const std::int64_t span = lead + length;  // of the segment's octets
     for (std::int64_t j = 0; j < span; j += tile::kOctet, codes += geo.octet_bytes, a += 8 * rows) {
-      Ints low[kVecs], high[kVecs];
-      for (int v = 0; v < kVecs; ++v) {
-        const Quads quads = bits == 0 ? load_any_quads(planes, codes, v) : load_quads(bits, codes, v);
+      Ints low[kMostVecs], high[kMostVecs];
+      for (int v = 0; v < vecs; ++v) {
+        const std::byte* const octet = codes + v / kVecs * geo.row_block_bytes;
+        const Quads quads = bits == 0 ? load_any_quads(planes, octet, v) : load_quads(bits, octet, v % kVecs);
         low[v] = bits == 4 ? quads.low : quads.low ^ flip;
         high[v] = bits == 4 ? quads.high : quads.high ^ flip;
+        if (sums_columns) column[v] = add_codes(column[v], low[v], high[v], dot_bits);
+        if (streams > 1)  // a vector at a time: broadcasts stay in registers, codes do not
+          for (int r = 0; r < rows; ++r)
+            acc[r][v] =
+                dot4(dot4(acc[r][v], low[v], load_splat(a + 4 * r), dot_bits), high[v], load_splat(a + 4 * (rows + r)), dot_bits);
       }
-      for (int v = 0; sums_columns && v < kVecs; ++v) column[v] = add_codes(column[v], low[v], high[v], dot_bits);
       const int octet_bytes = (bits == 0 ? 8 : bits) * kRows;
-      for (int line = 0; ahead != 0 && line < octet_bytes; line += 64)
-        tall ? __builtin_prefetch(codes + ahead + line) : __builtin_prefetch(codes + ahead + line, 0, 2);
-      add_quad(rows, a, low, dot_bits, acc);
-      add_quad(rows, a + 4 * rows, high, dot_bits, apart ? more : acc);
+      for (int s = 0; s < streams; ++s)
+        for (int line = 0; ahead != 0 && line < octet_bytes; line += 64) {
+          const std::byte* const next = codes + s * geo.row_block_bytes + ahead + line;
+          into_l1 ? __builtin_prefetch(next) : __builtin_prefetch(next, 0, 2);
+        }
+      if (streams == 1) {
+        add_quad(rows, a, low, dot_bits, acc);
+        add_quad(rows, a + 4 * rows, high, dot_bits, apart ? more : acc);
+      }
     }
 
-    if (apart)
+    if (apart && streams == 1)
       for (int r = 0; r < rows; ++r)
-        for (int v = 0; v < kVecs; ++v) acc[r][v] += more[r][v];
+        for (int v = 0; v < vecs; ++v) acc[r][v] += more[r][v];
     // Codes that fill up the last octet are 0 before they are flipped.
     std::int64_t filled = (span + tile::kOctet - 1) / tile::kOctet * tile::kOctet - span;
     if (!regular) {  // the last octet is the next segment's first, too, unless the group ends
@@ -211,72 +224,84 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
       }
     }
     const Ints biases = splat(static_cast<std::int32_t>(byte_bias * filled - static_cast<int>(d.bias) * length));
-    for (int v = 0; sums_columns && v < kVecs; ++v) {
-      const Ints pair = column[v] << 16 | (to_ints(header.zero[v]) & 0xffff);
+    for (int v = 0; sums_columns && v < vecs; ++v) {
+      const Ints pair = column[v] << 16 | (to_ints(headers[v / kVecs].zero[v % kVecs]) & 0xffff);
       store(columns.sums + v * kLanes, paired ? reinterpret_cast<Vec>(pair) : to_floats(column[v] + biases));
     }
     if (paired) {
-      Ints pair[kVecs];
-      for (int v = 0; v < kVecs; ++v) pair[v] = reinterpret_cast<Ints>(load(columns.sums + v * kLanes));
+      Ints pair[kMostVecs];
+      for (int v = 0; v < vecs; ++v) pair[v] = reinterpret_cast<Ints>(load(columns.sums + v * kLanes));
       for (int m = 0; m < height; ++m)
-        for (int v = 0; v < kVecs; ++v) acc[m][v] = add_pairs(acc[m][v], pair[v], load_splat(zeros + 4 * m));
+        for (int v = 0; v < vecs; ++v) acc[m][v] = add_pairs(acc[m][v], pair[v], load_splat(zeros + 4 * m));
     }
-    Vec dot[kMaxTile][kVecs];
+    Vec dot[kMaxTile][kMostVecs];
     for (int m = 0; m < height; ++m)
-      for (int v = 0; v < kVecs; ++v)
+      for (int v = 0; v < vecs; ++v)
         dot[m][v] = digits == 1 ? to_floats(acc[m][v])
                                 : to_floats((acc[3 * m + 2][v] << 8) + acc[3 * m + 1][v]) * 256.0f + to_floats(acc[3 * m][v]);
     if (has_columns && !paired)
-      for (int v = 0; v < kVecs; ++v) {
+      for (int v = 0; v < vecs; ++v) {
         const Vec codes_sum = load(columns.sums + v * kLanes);
         for (int m = 0; m < height; ++m) dot[m][v] -= codes_sum * splat_at(reinterpret_cast<const float*>(zeros) + m);
       }
     if (has_columns) columns.sums += columns.step;
     if (subtracts)
       for (int m = 0; m < height; ++m)
-        for (int v = 0; v < kVecs; ++v) dot[m][v] -= header.zero[v] * sums[m];
+        for (int v = 0; v < vecs; ++v) dot[m][v] -= headers[v / kVecs].zero[v % kVecs] * sums[m];
     for (int m = 0; m < height; ++m)
-      for (int v = 0; v < kVecs; ++v) sum[m][v] += (dot[m][v] * splat_at(scales + m)) * header.scale[v];
+      for (int v = 0; v < vecs; ++v) sum[m][v] += (dot[m][v] * splat_at(scales + m)) * headers[v / kVecs].scale[v % kVecs];
     if (d.zero == ZeroKind::offset)
       for (int m = 0; m < height; ++m)
-        for (int v = 0; v < kVecs; ++v) sum[m][v] += (splat_at(sums + m) * splat_at(scales + m)) * header.offset[v];
+        for (int v = 0; v < vecs; ++v)
+          sum[m][v] += (splat_at(sums + m) * splat_at(scales + m)) * headers[v / kVecs].offset[v % kVecs];
   }
   for (int m = 0; m < height; ++m)
-    for (int v = 0; v < kVecs; ++v) store(out + m * kRows + v * kLanes, sum[m][v]);
+    for (int v = 0; v < vecs; ++v) store(out + (v / kVecs * kMaxTile + m) * kRows + v % kVecs * kLanes, sum[m][v]);
 }
 
 #if NIBBLE_ISA == NIBBLE_ISA_I8MM
 #include "kernels/cpu/tiles/pair_segments.inl"
 #endif
 
-NIBBLE_VARIANT void multiply_height(int bits, int digits, int height, bool sums_columns, const DotTask& t, const std::byte* block,
-                                    const std::byte* a, Columns columns, float* out) {
+NIBBLE_VARIANT void multiply_height(int bits, int digits, int height, bool streams, bool sums_columns, const DotTask& t,
+                                    const std::byte* block, const std::byte* a, Columns columns, float* out) {
   // A constant: the compiler drops the cases above it.
   const int tile = NIBBLE_ISA == NIBBLE_ISA_I8MM ? 1 : digits == 1 ? kInt8Tile : kFixedTile;
+  const auto multiply_rows = [&](int rows) __attribute__((always_inline)) {
+    const int side_by_side = streams ? streams_of(rows * digits) : 1;
+    if (streams == (side_by_side > 1)) multiply(bits, digits, rows, side_by_side, sums_columns, t, block, a, columns, out);
+  };
   switch (height) {
-    case 1: return multiply(bits, digits, 1, sums_columns, t, block, a, columns, out);
-    case 2: return tile >= 2 ? multiply(bits, digits, 2, sums_columns, t, block, a, columns, out) : void();
-    case 3: return tile >= 3 ? multiply(bits, digits, 3, sums_columns, t, block, a, columns, out) : void();
-    case 4: return tile >= 4 ? multiply(bits, digits, 4, sums_columns, t, block, a, columns, out) : void();
-    case 5: return tile >= 5 ? multiply(bits, digits, 5, sums_columns, t, block, a, columns, out) : void();
-    case 6: return tile >= 6 ? multiply(bits, digits, 6, sums_columns, t, block, a, columns, out) : void();
+    case 1: return multiply_rows(1);
+    case 2: return tile >= 2 ? multiply_rows(2) : void();
+    case 3: return tile >= 3 ? multiply_rows(3) : void();
+    case 4: return tile >= 4 ? multiply_rows(4) : void();
+    case 5: return tile >= 5 ? multiply_rows(5) : void();
+    case 6: return tile >= 6 ? multiply_rows(6) : void();
     default: return;
   }
 }
 
-NIBBLE_VARIANT void multiply_any(int digits, int height, bool sums_columns, const DotTask& t, const std::byte* block,
-                                 const std::byte* a, Columns columns, float* out) {
+NIBBLE_VARIANT void multiply_any(int digits, int height, bool streams, bool sums_columns, const DotTask& t,
+                                 const std::byte* block, const std::byte* a, Columns columns, float* out) {
 #if NIBBLE_ISA == NIBBLE_ISA_I8MM
   if (in_pairs(digits * height)) return multiply_in_pairs(digits, height, sums_columns, t, block, a, columns, out);
 #endif
+  const bool sums = digits == 1 && sums_columns;
   switch (t.segments.regular() ? t.decoder->geometry.bits : 0) {
     case 4:
-      return digits == 1 && sums_columns ? multiply_height(4, digits, height, true, t, block, a, columns, out)
-                                         : multiply_height(4, digits, height, false, t, block, a, columns, out);
+      if (streams)
+        return sums ? multiply_height(4, digits, height, true, true, t, block, a, columns, out)
+                    : multiply_height(4, digits, height, true, false, t, block, a, columns, out);
+      return sums ? multiply_height(4, digits, height, false, true, t, block, a, columns, out)
+                  : multiply_height(4, digits, height, false, false, t, block, a, columns, out);
     case 8:
-      return digits == 1 && sums_columns ? multiply_height(8, digits, height, true, t, block, a, columns, out)
-                                         : multiply_height(8, digits, height, false, t, block, a, columns, out);
-    default: return multiply_height(0, digits, height, digits == 1 && sums_columns, t, block, a, columns, out);
+      if (streams)
+        return sums ? multiply_height(8, digits, height, true, true, t, block, a, columns, out)
+                    : multiply_height(8, digits, height, true, false, t, block, a, columns, out);
+      return sums ? multiply_height(8, digits, height, false, true, t, block, a, columns, out)
+                  : multiply_height(8, digits, height, false, false, t, block, a, columns, out);
+    default: return multiply_height(0, digits, height, false, sums, t, block, a, columns, out);
   }
 }
 
@@ -287,17 +312,21 @@ NIBBLE_VARIANT void linear(int digits, const DotTask& t, std::int64_t block_begi
                            std::int64_t m_end, float* columns) {
   const tile::Geometry& geo = t.decoder->geometry;
   const std::int64_t block_floats = t.segments.count() * kRows;
-  const bool kept = m_end - m_begin > t.tile && (block_end - block_begin) * block_floats <= kColumnFloats;
-  alignas(64) float out[kMaxTile * kRows];
+  const bool single = m_end - m_begin <= t.tile;
+  const bool kept = !single && (block_end - block_begin) * block_floats <= kColumnFloats;
+  const bool narrow = t.segments.regular() && (geo.bits == 4 || geo.bits == 8);
+  const int most = single && narrow && reads_in_streams() ? streams_of(static_cast<int>(m_end - m_begin) * digits) : 1;
+  alignas(64) float out[kMostStreams * kMaxTile * kRows];
   for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
     const int height = static_cast<int>(t.m - m < t.tile ? t.m - m : t.tile);
     const std::byte* a = t.activations + m * t.token_bytes;
-    for (std::int64_t block = block_begin; block < block_end; ++block) {
+    for (std::int64_t block = block_begin, count = 1; block < block_end; block += count) {
+      count = most <= block_end - block ? most : 1;
       const std::byte* record = t.weight + geo.record(block, 0);
       Columns sums{columns, 0};
       if (kept && columns != nullptr) sums = {columns + (block - block_begin) * block_floats, kRows};
-      multiply_any(digits, height, columns != nullptr && (m == m_begin || !kept), t, record, a, sums, out);
-      t.outputs.store(out, block, m, height);
+      multiply_any(digits, height, count > 1, columns != nullptr && (m == m_begin || !kept), t, record, a, sums, out);
+      for (std::int64_t i = 0; i < count; ++i) t.outputs.store(out + i * kMaxTile * kRows, block + i, m, height);
     }
   }
 }

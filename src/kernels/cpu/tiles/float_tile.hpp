@@ -18,6 +18,7 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/tiles/ahead.hpp"
 #include "kernels/cpu/tiles/decoder.hpp"
 #include "kernels/cpu/tiles/outputs.hpp"
 #include "kernels/kernel.hpp"
@@ -39,8 +40,8 @@ struct FloatIsa {
   int tile_m;  // tokens per register tile
   int tokens;  // tokens per task
   int few;     // so many multiply e4m3 and e2m1 without a panel
-  /// D[m_begin … m_begin+tokens) of row block `block`.
-  void (*linear)(const FloatTask& task, std::int64_t block, std::int64_t m_begin);
+  /// D[m_begin … m_begin+tokens) of row blocks [block, block_end).
+  void (*linear)(const FloatTask& task, std::int64_t block, std::int64_t block_end, std::int64_t m_begin);
   /// W of `count` input channels of a record from its k-th on (a multiple of 8): panel[count][R].
   void (*decode)(const Decoder& decoder, const std::byte* record, std::int64_t k, int count, float* panel);
 };

@@ -199,44 +199,58 @@ __attribute__((noinline)) void multiply_few(std::int64_t height, const Decoder& 
 }
 #endif
 
-void linear(const FloatTask& task, std::int64_t block, std::int64_t m_begin) {
+/// D[m_begin, m_end) of `count` row blocks from `block` on, which take turns chunk by chunk: as many streams of weights, where there is more
+/// than one.
+void linear_blocks(const FloatTask& task, std::int64_t block, std::int64_t count, std::int64_t m_begin, std::int64_t m_end) {
   const Decoder& d = *task.decoder;
   const tile::Geometry& geo = d.geometry;
-  const std::int64_t m_end = m_begin + kTokens < task.m ? m_begin + kTokens : task.m;
-  [[maybe_unused]] const bool few = scales_sums(d) && m_end - m_begin <= kFew;
-  alignas(64) float acc[kTokens * kRows];
+  const std::int64_t tokens = m_end - m_begin;
+  const bool scales = scales_sums(d);
+  alignas(64) float acc[kTokens * kRows];  // [count][tokens][R]
   alignas(64) float panel[kChunk * kRows];
-  std::memset(acc, 0, static_cast<std::size_t>(m_end - m_begin) * kRows * sizeof(float));
+  alignas(64) float scale[kMostStreams][kRows];  // of sums
+  Header headers[kMostStreams];
+  std::memset(acc, 0, static_cast<std::size_t>(count * tokens) * kRows * sizeof(float));
 
   for (std::int64_t g = 0; g < geo.groups(); ++g) {
-    const std::byte* record = task.weight + geo.record(block, g);
-    const Header header = header_of(d, record);
-    alignas(64) float scale[kRows];  // of sums
-    for (int r = 0; r < kRows; ++r) scale[r] = scales_sums(d) ? header.scale[r] * d.scale2 : 1.0f;
+    for (std::int64_t i = 0; i < count; ++i) {
+      headers[i] = header_of(d, task.weight + geo.record(block + i, g));
+      for (int r = 0; r < kRows; ++r) scale[i][r] = scales ? headers[i].scale[r] * d.scale2 : 1.0f;
+    }
     const std::int64_t k_begin = g * geo.group;
     const std::int64_t k_end = k_begin + geo.group < geo.k ? k_begin + geo.group : geo.k;
-    const std::byte* octets = record + geo.header_bytes;
     for (std::int64_t k = k_begin; k < k_end; k += kChunk) {
-      const int count = static_cast<int>(k_end - k < kChunk ? k_end - k : kChunk);
-      const std::byte* chunk = octets + (k - k_begin) / tile::kOctet * geo.octet_bytes;
+      const int channels = static_cast<int>(k_end - k < kChunk ? k_end - k : kChunk);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::byte* const octets = task.weight + geo.record(block + i, g) + geo.header_bytes;
+        const std::byte* const chunk = octets + (k - k_begin) / tile::kOctet * geo.octet_bytes;
+        float* const sums = acc + i * tokens * kRows;
 #if NIBBLE_LOOKS_UP_BYTES
-      if (few && count % tile::kOctet == 0) {
-        const std::int64_t height = m_end - m_begin;
-        multiply_few(height, d, task.activations + m_begin * geo.k + k * height, chunk, count, scale, acc);
-        continue;
-      }
+        if (scales && tokens <= kFew && channels % tile::kOctet == 0) {
+          multiply_few(tokens, d, task.activations + m_begin * geo.k + k * tokens, chunk, channels, scale[i], sums);
+          continue;
+        }
 #endif
-      if (d.floats != DType::f32) decode_chunk(d, header, chunk, count, panel);
-      const float* const w =
-          d.floats == DType::f32 ? reinterpret_cast<const float*>(chunk) : panel;  // a dense f32 octet is its panel
-      for (std::int64_t m = m_begin; m < m_end; m += kTileM) {
-        const std::int64_t height = task.m - m < kTileM ? task.m - m : kTileM;
-        multiply_tile(height, task.activations + m * geo.k + k * height, w, count, scale, acc + (m - m_begin) * kRows);
+        if (d.floats != DType::f32) decode_chunk(d, headers[i], chunk, channels, panel);
+        const float* const w =
+            d.floats == DType::f32 ? reinterpret_cast<const float*>(chunk) : panel;  // a dense f32 octet is its panel
+        for (std::int64_t m = m_begin; m < m_end; m += kTileM) {
+          const std::int64_t height = task.m - m < kTileM ? task.m - m : kTileM;
+          multiply_tile(height, task.activations + m * geo.k + k * height, w, channels, scale[i], sums + (m - m_begin) * kRows);
+        }
       }
     }
   }
+  for (std::int64_t i = 0; i < count; ++i) task.outputs.store(acc + i * tokens * kRows, block + i, m_begin, tokens);
+}
 
-  task.outputs.store(acc, block, m_begin, m_end - m_begin);
+void linear(const FloatTask& task, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin) {
+  const std::int64_t m_end = m_begin + kTokens < task.m ? m_begin + kTokens : task.m;
+  const std::int64_t most = m_end - m_begin <= kTileM && reads_in_streams() ? kMostStreams : 1;
+  for (std::int64_t block = block_begin, count = 1; block < block_end; block += count) {
+    count = most <= block_end - block ? most : 1;
+    linear_blocks(task, block, count, m_begin, m_end);
+  }
 }
 
 #undef NIBBLE_PERMUTES

@@ -73,6 +73,8 @@ inline std::int64_t row_bytes(std::int64_t octets) { return tile::kOctet * octet
 inline void begin_tiles() {}
 inline void end_tiles() {}
 
+#include "kernels/cpu/tiles/streams.inl"
+
 /// How far they do; see dot_tile.inl.
 constexpr std::ptrdiff_t kPrefetchBytes = 2048;
 
@@ -213,6 +215,17 @@ NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const
     case 12: return kTile >= 12 ? f(bits, 12, __VA_ARGS__) : void(); \
     default: return;                                                 \
   }
+/// The same of the heights that multiply several row blocks side by side.
+#define NIBBLE_EVERY_HEIGHT_OF_STREAMS(f, bits, ...)                     \
+  switch (height) {                                                      \
+    case 1: return streams_of(1) > 1 ? f(bits, 1, __VA_ARGS__) : void(); \
+    case 2: return streams_of(2) > 1 ? f(bits, 2, __VA_ARGS__) : void(); \
+    case 3: return streams_of(3) > 1 ? f(bits, 3, __VA_ARGS__) : void(); \
+    case 4: return streams_of(4) > 1 ? f(bits, 4, __VA_ARGS__) : void(); \
+    case 5: return streams_of(5) > 1 ? f(bits, 5, __VA_ARGS__) : void(); \
+    case 6: return streams_of(6) > 1 ? f(bits, 6, __VA_ARGS__) : void(); \
+    default: return;                                                     \
+  }
 __attribute__((noinline)) void add_any(int height, int bits, bool first, const std::byte* codes, const std::byte* a,
                                        std::int64_t octets, Ahead& ahead, std::int32_t* sums) {
   if (bits == 4) NIBBLE_EVERY_HEIGHT(add, 4, first, codes, a, octets, ahead, sums)
@@ -222,6 +235,34 @@ __attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const
                                              const Patches& p, const std::int32_t* starts, Ahead& ahead, std::int32_t* out) {
   if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum_runs, 4, codes, a, p, starts, ahead, out)
   NIBBLE_EVERY_HEIGHT(sum_runs, 8, codes, a, p, starts, ahead, out)
+}
+
+/// add() of streams_of(height) row blocks, `apart` bytes from each other, over all of K: sums[streams][height][R].
+NIBBLE_VARIANT void add_streams(int bits, int height, const std::byte* codes, std::int64_t apart, const std::byte* a,
+                                std::int64_t octets, std::int32_t* sums) {
+  const int streams = streams_of(height), vecs = streams * kVecs;  // vector v is of row block v / kVecs
+  const Ints flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
+  const int octet_bytes = bits * kRows;
+  Ints acc[kTile][kMostStreams * kVecs];
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < vecs; ++v) acc[r][v] = Ints{};
+  for (; octets > 0; --octets, codes += octet_bytes, a += 8 * height) {
+    for (int v = 0; v < vecs; ++v) {
+      const Quads quads = load_quads(bits, codes + v / kVecs * apart, v % kVecs);
+      const Ints low = bits == 4 ? quads.low : quads.low ^ flip, high = bits == 4 ? quads.high : quads.high ^ flip;
+      for (int r = 0; r < height; ++r)
+        acc[r][v] = dot4(dot4(acc[r][v], low, load_splat(a + 4 * r), bits), high, load_splat(a + 4 * (height + r)), bits);
+    }
+    for (int s = 0; s < streams; ++s)
+      for (int line = 0; line < octet_bytes; line += 64) __builtin_prefetch(codes + s * apart + kPrefetchBytes + line);
+  }
+  for (int v = 0; v < vecs; ++v)
+    for (int r = 0; r < height; ++r) store_ints(sums + (v / kVecs * height + r) * kRows + v % kVecs * kLanes, acc[r][v]);
+}
+__attribute__((noinline)) void add_any_streams(int height, int bits, const std::byte* codes, std::int64_t apart,
+                                               const std::byte* a, std::int64_t octets, std::int32_t* sums) {
+  if (bits == 4) NIBBLE_EVERY_HEIGHT_OF_STREAMS(add_streams, 4, codes, apart, a, octets, sums)
+  NIBBLE_EVERY_HEIGHT_OF_STREAMS(add_streams, 8, codes, apart, a, octets, sums)
 }
 
 /// Multiplied as they are.
@@ -333,6 +374,7 @@ struct Widened {
 };
 #endif
 #undef NIBBLE_EVERY_HEIGHT
+#undef NIBBLE_EVERY_HEIGHT_OF_STREAMS
 
 /// Scales, zeros and sum_bias of a row block.
 struct Channels {
@@ -509,11 +551,38 @@ inline void store_tile(const Outputs& outputs, float* sums, std::int64_t block, 
   outputs.store_integers(integers, kRows, block, m, height);
 }
 
+#if NIBBLE_ISA != NIBBLE_ISA_AMX
+/// A tile of few tokens, several row blocks side by side where memory is read faster so. → the first row block that is left.
+std::int64_t linear_streams(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t tokens) {
+  const std::int64_t streams = tokens <= t.tile && reads_in_streams() && fits_words(t) ? streams_of(static_cast<int>(tokens)) : 1;
+  if (streams == 1) return block;
+  const tile::Geometry& geo = t.decoder->geometry;
+  const std::int64_t header = t.zero_sums != ZeroSums::none ? 16 : 12;
+  const std::byte* const a = t.activations + m * t.token_bytes;
+  alignas(64) std::int32_t sums[2 * kTile * kRows];
+  alignas(64) float out[kTile * kRows];
+  Channels channels;
+  for (; block + streams <= block_end; block += streams) {
+    add_any_streams(static_cast<int>(tokens), geo.bits, t.weight + geo.record(block, 0) + geo.header_bytes, geo.row_block_bytes,
+                    a + header * tokens, tile::Geometry::octets(t.segments.k), sums);
+    for (std::int64_t i = 0; i < streams; ++i) {
+      read_channels(t, block + i, channels);
+      finish(t, tokens, sums + i * tokens * kRows, a, channels, out);
+      store_tile(t.outputs, out, block + i, m, tokens);
+    }
+  }
+  return block;
+}
+#endif
+
 /// For each group of row blocks, chunk of K, row block of the group: all tiles of tokens.
 void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin, std::int64_t m_end) {
   constexpr std::int64_t kMostTiles = kGroupBytes / (kTile * kRows * 4);
   for (; m_end - m_begin > kMostTiles * t.tile; m_begin += kMostTiles * t.tile)
     linear_whole(t, block_begin, block_end, m_begin, m_begin + kMostTiles * t.tile);
+#if NIBBLE_ISA != NIBBLE_ISA_AMX
+  block_begin = linear_streams(t, block_begin, block_end, m_begin, m_end - m_begin);
+#endif
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
   const std::int64_t octets = tile::Geometry::octets(t.segments.k), header = t.zero_sums != ZeroSums::none ? 16 : 12;

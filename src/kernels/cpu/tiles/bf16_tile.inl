@@ -52,15 +52,29 @@ inline void decode_nibbles(const std::uint16_t* values, const Ints* zeros, const
     }
   }
 }
+inline void decode_plain_nibbles(const std::uint16_t* values, const std::byte* octet, Ints* panel) {
+  constexpr Ints kNone[kVecs] = {};
+  decode_nibbles(values, kNone, octet, panel);
+}
 #else
-inline void decode_nibbles(const std::uint16_t* values, const Ints* zeros, const std::byte* octet, Ints* panel) {
+inline Ints look_up_words(const std::uint16_t* values, Shorts index) {
   const __m512i table = _mm512_loadu_si512(values);
+  return reinterpret_cast<Ints>(_mm512_maskz_permutexvar_epi16(~0u, reinterpret_cast<__m512i>(index), table));
+}
+inline void decode_nibbles(const std::uint16_t* values, const Ints* zeros, const std::byte* octet, Ints* panel) {
   for (int v = 0; v < kVecs; ++v) {
     const Ints word = load_ints(octet + 4 * v * kLanes);
     for (int p = 0; p < 4; ++p) {
       const Shorts index = reinterpret_cast<Shorts>((word >> (4 * p)) & 0x000f000f) - reinterpret_cast<Shorts>(zeros[v]);
-      panel[p * kVecs + v] = reinterpret_cast<Ints>(_mm512_maskz_permutexvar_epi16(~0u, reinterpret_cast<__m512i>(index), table));
+      panel[p * kVecs + v] = look_up_words(values, index);
     }
+  }
+}
+/// The same without zeros. An index is the low 5 bits of its lane, of which the highest is another code's: `values` are 16, twice.
+inline void decode_plain_nibbles(const std::uint16_t* values, const std::byte* octet, Ints* panel) {
+  for (int v = 0; v < kVecs; ++v) {
+    const Ints word = load_ints(octet + 4 * v * kLanes);
+    for (int p = 0; p < 4; ++p) panel[p * kVecs + v] = look_up_words(values, reinterpret_cast<Shorts>(word >> (4 * p)));
   }
 }
 #endif
@@ -90,15 +104,22 @@ inline void decode_e4m3(const std::byte* octet, Ints* panel) {
   }
 }
 
-/// What 4-bit codes are looked up in: the integers code − zero, or the values of e2m1.
+/// What 4-bit codes are looked up in: where the weight has no zero points the values of the 16 codes, twice, or else kSmallIntegers, by
+/// code − zero.
 struct Lookup {
   alignas(64) std::uint16_t values[32];
-  bool e2m1;
+  bool plain;
 
-  explicit Lookup(const Decoder& d) : e2m1(!d.integer_codes && d.floats == DType::none && d.geometry.bits == 4) {
+  explicit Lookup(const Decoder& d)
+      : plain(d.geometry.bits == 4 && d.floats == DType::none && d.zero == ZeroKind::none && (!d.integer_codes || d.bias <= 16)) {
     std::memcpy(values, kSmallIntegers, sizeof values);
-    for (std::size_t code = 0; e2m1 && code < 16; ++code)
-      std::memcpy(&values[code], reinterpret_cast<const char*>(&d.table[code]) + 2, 2);
+    for (int i = 0; plain && i < 32; ++i) {
+      const int code = i % 16;
+      if (d.integer_codes)
+        values[i] = kSmallIntegers[(code - static_cast<int>(d.bias)) & 31];
+      else
+        std::memcpy(&values[i], reinterpret_cast<const char*>(&d.table[static_cast<std::size_t>(code)]) + 2, 2);
+    }
   }
 };
 
@@ -134,10 +155,12 @@ __attribute__((noinline)) const std::byte* fill(const Decoder& d, const Lookup& 
       if (d.zero != ZeroKind::none)
         zero[v] += load_as_floats(record + geo.scale_bytes + v * (geo.header_bytes - geo.scale_bytes) / kVecs, d.zero_type);
     }
-    const bool looks_up = lookup.e2m1 || (d.integer_codes && geo.bits == 4 && small_zeros(zero, zeros));
+    const bool looks_up = !lookup.plain && d.integer_codes && geo.bits == 4 && small_zeros(zero, zeros);
     for (std::int64_t o = 0; o < octets; ++o, codes += geo.octet_bytes) {
       if (NIBBLE_ISA != NIBBLE_ISA_AMX) prefetch_after(codes, geo.octet_bytes);
-      if (looks_up) {
+      if (lookup.plain) {
+        decode_plain_nibbles(lookup.values, codes, panel + o * 4 * kVecs);
+      } else if (looks_up) {
         decode_nibbles(lookup.values, zeros, codes, panel + o * 4 * kVecs);
       } else if (d.e4m3_codes) {
         decode_e4m3(codes, panel + o * 4 * kVecs);

@@ -2,6 +2,7 @@
 #include "kernels/cpu/tiles/dot_tile.hpp"
 
 #include <cstring>
+#include <type_traits>
 
 #include "core/target.hpp"
 #include "kernels/cpu/intrinsics.hpp"

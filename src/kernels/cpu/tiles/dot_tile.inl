@@ -263,59 +263,66 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, int streams, bool
 #include "kernels/cpu/tiles/pair_segments.inl"
 #endif
 
-NIBBLE_VARIANT void multiply_height(int bits, int digits, int height, bool streams, bool sums_columns, const DotTask& t,
-                                    const std::byte* block, const std::byte* a, Columns columns, float* out) {
-  // A constant: the compiler drops the cases above it.
-  const int tile = NIBBLE_ISA == NIBBLE_ISA_I8MM ? 1 : digits == 1 ? kInt8Tile : kFixedTile;
-  const auto multiply_rows = [&](int rows) __attribute__((always_inline)) {
-    const int side_by_side = streams ? streams_of(rows * digits) : 1;
-    if (streams == (side_by_side > 1)) multiply(bits, digits, rows, side_by_side, sums_columns, t, block, a, columns, out);
+/// multiply() with these constants. A function of its own: one that holds all of them takes twice as long to compile.
+template <int kBits, int kDigits, int kHeight, bool kStreams, bool kSums>
+__attribute__((noinline)) void multiply_as(const DotTask& t, const std::byte* block, const std::byte* a, Columns columns,
+                                           float* out) {
+  multiply(kBits, kDigits, kHeight, kStreams ? streams_of(kHeight * kDigits) : 1, kSums, t, block, a, columns, out);
+}
+
+template <int kBits, int kDigits, bool kStreams, bool kSums>
+void multiply_height(int height, const DotTask& t, const std::byte* block, const std::byte* a, Columns columns, float* out) {
+  constexpr int kTile = NIBBLE_ISA == NIBBLE_ISA_I8MM ? 1 : kDigits == 1 ? kInt8Tile : kFixedTile;
+  const auto multiply_rows = [&]<int kHeight>(std::integral_constant<int, kHeight>) {
+    if constexpr (kHeight <= kTile && kStreams <= (streams_of(kHeight * kDigits) > 1))
+      multiply_as<kBits, kDigits, kHeight, kStreams, kSums>(t, block, a, columns, out);
   };
   switch (height) {
-    case 1: return multiply_rows(1);
-    case 2: return tile >= 2 ? multiply_rows(2) : void();
-    case 3: return tile >= 3 ? multiply_rows(3) : void();
-    case 4: return tile >= 4 ? multiply_rows(4) : void();
-    case 5: return tile >= 5 ? multiply_rows(5) : void();
-    case 6: return tile >= 6 ? multiply_rows(6) : void();
+    case 1: return multiply_rows(std::integral_constant<int, 1>{});
+    case 2: return multiply_rows(std::integral_constant<int, 2>{});
+    case 3: return multiply_rows(std::integral_constant<int, 3>{});
+    case 4: return multiply_rows(std::integral_constant<int, 4>{});
+    case 5: return multiply_rows(std::integral_constant<int, 5>{});
+    case 6: return multiply_rows(std::integral_constant<int, 6>{});
     default: return;
   }
 }
 
-NIBBLE_VARIANT void multiply_any(int digits, int height, bool streams, bool sums_columns, const DotTask& t,
-                                 const std::byte* block, const std::byte* a, Columns columns, float* out) {
-#if NIBBLE_ISA == NIBBLE_ISA_I8MM
-  if (in_pairs(digits * height)) return multiply_in_pairs(digits, height, sums_columns, t, block, a, columns, out);
-#endif
-  const bool sums = digits == 1 && sums_columns;
+template <int kDigits, bool kStreams, bool kSums>
+void multiply_bits(int height, const DotTask& t, const std::byte* block, const std::byte* a, Columns columns, float* out) {
   switch (t.segments.regular() ? t.decoder->geometry.bits : 0) {
-    case 4:
-      if (streams)
-        return sums ? multiply_height(4, digits, height, true, true, t, block, a, columns, out)
-                    : multiply_height(4, digits, height, true, false, t, block, a, columns, out);
-      return sums ? multiply_height(4, digits, height, false, true, t, block, a, columns, out)
-                  : multiply_height(4, digits, height, false, false, t, block, a, columns, out);
-    case 8:
-      if (streams)
-        return sums ? multiply_height(8, digits, height, true, true, t, block, a, columns, out)
-                    : multiply_height(8, digits, height, true, false, t, block, a, columns, out);
-      return sums ? multiply_height(8, digits, height, false, true, t, block, a, columns, out)
-                  : multiply_height(8, digits, height, false, false, t, block, a, columns, out);
-    default: return multiply_height(0, digits, height, false, sums, t, block, a, columns, out);
+    case 4: return multiply_height<4, kDigits, kStreams, kSums>(height, t, block, a, columns, out);
+    case 8: return multiply_height<8, kDigits, kStreams, kSums>(height, t, block, a, columns, out);
+    default: return multiply_height<0, kDigits, false, kSums>(height, t, block, a, columns, out);
   }
+}
+
+template <int kDigits>
+void multiply_any(int height, bool streams, bool sums_columns, const DotTask& t, const std::byte* block, const std::byte* a,
+                  Columns columns, float* out) {
+#if NIBBLE_ISA == NIBBLE_ISA_I8MM
+  if (in_pairs(kDigits * height)) return multiply_in_pairs(kDigits, height, sums_columns, t, block, a, columns, out);
+#endif
+  constexpr bool kMaySum = kDigits == 1;
+  if (kMaySum && sums_columns)
+    return streams ? multiply_bits<kDigits, true, kMaySum>(height, t, block, a, columns, out)
+                   : multiply_bits<kDigits, false, kMaySum>(height, t, block, a, columns, out);
+  streams ? multiply_bits<kDigits, true, false>(height, t, block, a, columns, out)
+          : multiply_bits<kDigits, false, false>(height, t, block, a, columns, out);
 }
 
 /// Tiles of tokens outside, row blocks inside: the activations of a tile stay in L1 and L2 while the row blocks of the task, which fit in
 /// L2 together, are multiplied. With zero points the first tile also computes the column sums; where `columns` has room the other tiles
 /// reuse them.
-NIBBLE_VARIANT void linear(int digits, const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin,
-                           std::int64_t m_end, float* columns) {
+template <int kDigits>
+void linear(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin, std::int64_t m_end,
+            float* columns) {
   const tile::Geometry& geo = t.decoder->geometry;
   const std::int64_t block_floats = t.segments.count() * kRows;
   const bool single = m_end - m_begin <= t.tile;
   const bool kept = !single && (block_end - block_begin) * block_floats <= kColumnFloats;
   const bool narrow = t.segments.regular() && (geo.bits == 4 || geo.bits == 8);
-  const int most = single && narrow && reads_in_streams() ? streams_of(static_cast<int>(m_end - m_begin) * digits) : 1;
+  const int most = single && narrow && reads_in_streams() ? streams_of(static_cast<int>(m_end - m_begin) * kDigits) : 1;
   alignas(64) float out[kMostStreams * kMaxTile * kRows];
   for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
     const int height = static_cast<int>(t.m - m < t.tile ? t.m - m : t.tile);
@@ -325,19 +332,19 @@ NIBBLE_VARIANT void linear(int digits, const DotTask& t, std::int64_t block_begi
       const std::byte* record = t.weight + geo.record(block, 0);
       Columns sums{columns, 0};
       if (kept && columns != nullptr) sums = {columns + (block - block_begin) * block_floats, kRows};
-      multiply_any(digits, height, count > 1, columns != nullptr && (m == m_begin || !kept), t, record, a, sums, out);
+      multiply_any<kDigits>(height, count > 1, columns != nullptr && (m == m_begin || !kept), t, record, a, sums, out);
       for (std::int64_t i = 0; i < count; ++i) t.outputs.store(out + i * kMaxTile * kRows, block + i, m, height);
     }
   }
 }
 
 void linear_fixed(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end) {
-  linear(3, t, block, block_end, m, m_end, nullptr);
+  linear<3>(t, block, block_end, m, m_end, nullptr);
 }
 
 __attribute__((noinline)) void int8_tiles(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m,
                                           std::int64_t m_end, float* columns) {
-  linear(1, t, block, block_end, m, m_end, columns);
+  linear<1>(t, block, block_end, m, m_end, columns);
 }
 __attribute__((noinline)) void int8_tiles_with_zeros(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m,
                                                      std::int64_t m_end) {

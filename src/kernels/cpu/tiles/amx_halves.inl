@@ -34,9 +34,9 @@ struct Segment {
 /// Sums of 16 tokens that are to be scaled.
 struct Unit {
   alignas(64) float acc[kTogether][kTileRows * kRows];
-  const Segment* segment = nullptr;
-  const float* tokens;  // their scales, or null
-  float* sums;          // of the first row block
+  const Header* headers = nullptr;  // of their segment; null: there are none
+  const float* tokens;              // their scales, or null
+  float* sums;                      // of the first row block
   std::int64_t height;
 };
 
@@ -45,7 +45,7 @@ NIBBLE_VARIANT void scale_some(int blocks, bool tokens, const Unit& unit, std::i
   const float* const of_tokens = unit.tokens;
   for (int b = 0; b < blocks; ++b) {
     Vec scale[kVecs];
-    for (int v = 0; v < kVecs; ++v) scale[v] = unit.segment->headers[b].scale[v];
+    for (int v = 0; v < kVecs; ++v) scale[v] = unit.headers[b].scale[v];
     const float* acc = unit.acc[b] + begin * kRows;
     float* sums = unit.sums + b * kTokens * kRows + begin * kRows;
     for (std::int64_t m = begin; m < end; ++m, acc += kRows, sums += kRows)
@@ -77,19 +77,9 @@ NIBBLE_VARIANT void multiply_step(int blocks, const std::byte* a, const std::byt
   keep_order();
 }
 
-/// unit.acc = A'[16] · panels, while the unit before is scaled.
-NIBBLE_VARIANT void multiply_unit(int blocks, const Segment& segment, const std::byte* a, int terms, Unit& unit,
-                                  const Unit& before, Ahead* ahead) {
+/// unit.acc = the sums. `blocks` is a constant at every call.
+NIBBLE_VARIANT void store_unit(int blocks, Unit& unit) {
   constexpr int kAccBytes = 4 * kRows;
-  clear_sums();
-  const std::int64_t steps = segment.steps, share = before.segment == nullptr ? 0 : segment.share;
-  for (std::int64_t s = 0, row = 0; s < steps; ++s, row += share) {
-    const std::int64_t panel = s * kStepPairs * kQuadBytes;
-    for (int i = 0; i < terms; ++i, a += kTileRows * kTileBytes)
-      multiply_step(blocks, a, segment.panels[0] + panel, segment.panels[1] + panel);
-    for (int b = 0; b < blocks; ++b) ahead[b].prefetch();
-    if (share != 0) scale_rows(blocks, before, row, row + share);
-  }
   keep_order();
   _tile_stored(0, unit.acc[0], kAccBytes);
   _tile_stored(1, unit.acc[0] + kLanes, kAccBytes);
@@ -98,6 +88,21 @@ NIBBLE_VARIANT void multiply_unit(int blocks, const Segment& segment, const std:
     _tile_stored(3, unit.acc[1] + kLanes, kAccBytes);
   }
   keep_order();
+}
+
+/// unit.acc = A'[16] · panels, while the unit before is scaled.
+NIBBLE_VARIANT void multiply_unit(int blocks, const Segment& segment, const std::byte* a, int terms, Unit& unit,
+                                  const Unit& before, Ahead* ahead) {
+  clear_sums();
+  const std::int64_t steps = segment.steps, share = before.headers == nullptr ? 0 : segment.share;
+  for (std::int64_t s = 0, row = 0; s < steps; ++s, row += share) {
+    const std::int64_t panel = s * kStepPairs * kQuadBytes;
+    for (int i = 0; i < terms; ++i, a += kTileRows * kTileBytes)
+      multiply_step(blocks, a, segment.panels[0] + panel, segment.panels[1] + panel);
+    for (int b = 0; b < blocks; ++b) ahead[b].prefetch();
+    if (share != 0) scale_rows(blocks, before, row, row + share);
+  }
+  store_unit(blocks, unit);
 }
 
 /// The sums of tokens [m_begin, m_end) of a pair of row blocks, or of the last one alone, over segments [k, k_end). `units` and `segments` take
@@ -131,11 +136,11 @@ NIBBLE_VARIANT void multiply_blocks(int blocks, const DotTask& t, const Lookup& 
       const std::byte* const rows = at + t.segment_header * tokens + half * segment.steps * t.terms * kTileRows * kTileBytes;
       Unit& unit = units[now];
       multiply_unit(blocks, segment, rows, t.terms, unit, units[1 - now], ahead);
-      unit.segment = &segment;
+      unit.headers = segment.headers;
       unit.tokens = t.segment_header == 0 ? nullptr : token_scales(t, at) + half * kTileRows;
       unit.sums = sums + (m - m_begin) * kRows;
       unit.height = least(m_end - m, kTileRows);
-      units[1 - now].segment = nullptr;
+      units[1 - now].headers = nullptr;
       now = 1 - now;
     }
     offset += t.segment_header + segment.steps * t.terms * kTileBytes;
@@ -145,8 +150,99 @@ NIBBLE_VARIANT void multiply_blocks(int blocks, const DotTask& t, const Lookup& 
   scale_rows(blocks, units[1 - now], 0, kTileRows);
 }
 
+/// Row blocks that a single unit of tokens is multiplied by: their next 32 channels are decoded while these are multiplied.
+struct Stream {
+  const Decoder* decoder;
+  const Lookup* lookup;
+  const DotTask* task;
+  std::int64_t block;
+  std::int64_t k = 0, end = 0;  // the next channel, and where its segment ends
+  const std::byte* codes[kTogether];
+  Header headers[2][kTogether];  // of the segment that was begun last, and of the one before it
+  int now = 0;
+
+  Stream(const DotTask& t, const Lookup& of, std::int64_t first) : decoder(t.decoder), lookup(&of), task(&t), block(first) {}
+};
+
+/// panel[blocks][pairs of a step][R]. Not inlined: the caller's registers are few beside tables. `blocks` is a constant at every call.
+NIBBLE_VARIANT void decode_step(int blocks, Stream& s, Ints (*panel)[kStepPairs * kVecs]) {
+  const tile::Geometry& geo = s.decoder->geometry;
+  if (s.k == s.end) {
+    s.end = s.task->segments.end(s.k);
+    s.now = 1 - s.now;
+    for (int b = 0; b < blocks; ++b) {
+      read_header(*s.decoder, *s.lookup, s.task->weight + geo.record(s.block + b, s.k / geo.group), s.headers[s.now][b]);
+      s.codes[b] = codes_at(geo, s.task->weight, s.block + b, s.k);
+    }
+  }
+  const std::int64_t channels = least(s.end - s.k, 2 * kStepPairs), octets = tile::Geometry::octets(channels);
+  for (int b = 0; b < blocks; ++b) {
+    decode_octets(true, *s.decoder, *s.lookup, s.headers[s.now][b], s.codes[b], octets, kStepPairs, panel[b]);
+    s.codes[b] += octets * geo.octet_bytes;
+  }
+  s.k += channels;
+}
+__attribute__((noinline)) void decode_pair(Stream& s, Ints (*panel)[kStepPairs * kVecs]) { decode_step(2, s, panel); }
+__attribute__((noinline)) void decode_one(Stream& s, Ints (*panel)[kStepPairs * kVecs]) { decode_step(1, s, panel); }
+
+/// multiply_blocks() of up to 16 tokens over all of K. A panel is used once, so that it is one of a step; two take turns, and so do units.
+/// `blocks` is a constant at every call.
+NIBBLE_VARIANT void stream_blocks(int blocks, const DotTask& t, const Lookup& lookup, std::int64_t block, std::int64_t m,
+                                  std::int64_t height, float* sums) {
+  alignas(64) Ints panels[2][kTogether][kStepPairs * kVecs];
+  Unit units[2];
+  const std::int64_t tile = m / kTile * kTile, tokens = room(least(t.m - tile, kTile)), half = m % kTile / kTileRows;
+  const std::byte* at = t.activations + tile * t.token_bytes;
+  Stream stream(t, lookup, block);
+  const auto decode = [&](Ints(*panel)[kStepPairs * kVecs]) {
+    blocks == 2 ? decode_pair(stream, panel) : decode_one(stream, panel);
+  };
+  int now = 0, panel = 0;
+  decode(panels[panel]);
+  for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
+    end = t.segments.end(k);
+    const std::int64_t steps = steps_of(tile::Geometry::octets(end - k));
+    const std::byte* a = at + t.segment_header * tokens + half * steps * t.terms * kTileRows * kTileBytes;
+    const Unit& before = units[1 - now];
+    const std::int64_t share = before.headers == nullptr ? 0 : (kTileRows + steps - 1) / steps;
+    Unit& unit = units[now];
+    unit.headers = stream.headers[stream.now];
+    clear_sums();
+    for (std::int64_t step = 0; step < steps; ++step, panel = 1 - panel) {
+      const auto* const first = reinterpret_cast<const std::byte*>(panels[panel][0]);
+      const auto* const second = reinterpret_cast<const std::byte*>(panels[panel][blocks - 1]);
+      for (int i = 0; i < t.terms; ++i, a += kTileRows * kTileBytes) multiply_step(blocks, a, first, second);
+      if (share != 0) scale_rows(blocks, before, step * share, (step + 1) * share);
+      if (stream.k < t.segments.k) decode(panels[1 - panel]);
+    }
+    store_unit(blocks, unit);
+    unit.tokens = t.segment_header == 0 ? nullptr : token_scales(t, at) + half * kTileRows;
+    unit.sums = sums;
+    unit.height = height;
+    at += (t.segment_header + steps * t.terms * kTileBytes) * tokens;
+    now = 1 - now;
+  }
+  scale_rows(blocks, units[1 - now], 0, kTileRows);
+}
+
+/// linear() of up to 16 tokens of a weight that is decoded.
+void linear_streams(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m, std::int64_t height) {
+  const Lookup lookup(*t.decoder);
+  alignas(64) float sums[kTogether][kTokens * kRows];
+  begin_tiles();
+  for (std::int64_t block = block_begin; block < block_end; block += kTogether) {
+    const int blocks = static_cast<int>(least(block_end - block, kTogether));
+    for (int b = 0; b < blocks; ++b) std::memset(sums[b], 0, static_cast<std::size_t>(height) * kRows * sizeof(float));
+    blocks == 2 ? stream_blocks(2, t, lookup, block, m, height, sums[0]) : stream_blocks(1, t, lookup, block, m, height, sums[0]);
+    for (int b = 0; b < blocks; ++b) t.outputs.store(sums[b], block + b, m, height);
+  }
+  end_tiles();
+}
+
 void linear(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin) {
   const std::int64_t m_end = m_begin + kTokens < t.m ? m_begin + kTokens : t.m;
+  if (m_end - m_begin <= kTileRows && t.decoder->floats == DType::none)
+    return linear_streams(t, block_begin, block_end, m_begin, m_end - m_begin);
   const std::int64_t part_bytes = kPartBytes / (m_end - m_begin);
   const Lookup lookup(*t.decoder);
   alignas(64) float sums[kGroupBlocks][kTokens * kRows];

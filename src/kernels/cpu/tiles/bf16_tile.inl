@@ -21,14 +21,13 @@ alignas(64) constexpr std::uint16_t kSmallIntegers[32] = {0x0000, 0x3f80, 0x4000
 
 /// Zeros as pairs of 16-bit integers, when all of them are in 0 … 16, so that code − zero fits in 5 bits.
 inline bool small_zeros(const Vec* zero, Ints* pairs) {
-  bool small = true;
+  Ints outside{};  // −1 for each that is
   for (int v = 0; v < kVecs; ++v) {
     const Ints z = to_ints(zero[v]);
-    const Ints outside = (z < 0) | (z > 16);
-    for (int lane = 0; lane < kLanes; ++lane) small = small && outside[lane] == 0;
+    outside += (z < 0) | (z > 16);
     pairs[v] = z | z << 16;
   }
-  return small;
+  return sum_lanes(outside) == 0;
 }
 
 /// One 4-bit octet → 4 pairs [4][R], by looking code − zero up in 32 bf16. Nibbles from the low end: channels 0 4 1 5 2 6 3 7; 16 bits
@@ -123,14 +122,48 @@ struct Lookup {
   }
 };
 
-/// The scales of a segment's group.
+/// The scales of a segment's group, and what is subtracted from its codes.
 struct Header {
-  Vec scale[kVecs];
+  Vec scale[kVecs], zero[kVecs];
+  Ints zeros[kVecs];  // the same as pairs of integers, where codes minus them are looked up
+  bool looks_up;
 };
+
+inline void read_header(const Decoder& d, const Lookup& lookup, const std::byte* record, Header& header) {
+  const tile::Geometry& geo = d.geometry;
+  for (int v = 0; v < kVecs; ++v) {
+    header.scale[v] = load_as_floats(record + v * geo.scale_bytes / kVecs, d.scale_type) * d.scale2;
+    header.zero[v] = Vec{} + d.bias;
+    if (d.zero != ZeroKind::none)
+      header.zero[v] += load_as_floats(record + geo.scale_bytes + v * (geo.header_bytes - geo.scale_bytes) / kVecs, d.zero_type);
+  }
+  header.looks_up = !lookup.plain && d.integer_codes && geo.bits == 4 && small_zeros(header.zero, header.zeros);
+}
 
 /// Where the codes of channels from k on begin, in a row block.
 inline const std::byte* codes_at(const tile::Geometry& geo, const std::byte* weight, std::int64_t block, std::int64_t k) {
   return weight + geo.record(block, k / geo.group) + geo.header_bytes + k % geo.group / tile::kOctet * geo.octet_bytes;
+}
+
+/// `octets` of codes as pairs [R], zeros behind them up to `pairs`. `prefetches` is a constant at every call.
+NIBBLE_VARIANT void decode_octets(bool prefetches, const Decoder& d, const Lookup& lookup, const Header& header,
+                                  const std::byte* codes, std::int64_t octets, std::int64_t pairs, Ints* panel) {
+  const std::int64_t octet_bytes = d.geometry.octet_bytes;
+  for (std::int64_t o = 0; o < octets; ++o, codes += octet_bytes, panel += 4 * kVecs) {
+    if (prefetches) prefetch_after(codes, octet_bytes);
+    if (lookup.plain) {
+      decode_plain_nibbles(lookup.values, codes, panel);
+    } else if (header.looks_up) {
+      decode_nibbles(lookup.values, header.zeros, codes, panel);
+    } else if (d.e4m3_codes) {
+      decode_e4m3(codes, panel);
+    } else if (d.geometry.bits == 4) {
+      decode_octet(4, header.zero, codes, panel);
+    } else {
+      decode_octet(8, header.zero, codes, panel);
+    }
+  }
+  for (std::int64_t i = 0; i < (pairs - 4 * octets) * kVecs; ++i) panel[i] = Ints{};
 }
 
 /// Channels [k, k + 8·octets) of a row block as pairs [R], zeros behind them up to `pairs`: in `panel`, or where the octets of a dense weight
@@ -139,39 +172,16 @@ __attribute__((noinline)) const std::byte* fill(const Decoder& d, const Lookup& 
                                                 std::int64_t block, std::int64_t k, std::int64_t octets, std::int64_t pairs,
                                                 Header& header, Ints* panel) {
   const tile::Geometry& geo = d.geometry;
-  const std::byte* const record = weight + geo.record(block, k / geo.group);
-  const std::byte* codes = codes_at(geo, weight, block, k);
-  const std::int64_t padding = pairs - 4 * octets;
+  const std::byte* const codes = codes_at(geo, weight, block, k);
   if (d.floats != DType::none) {
     for (int v = 0; v < kVecs; ++v) header.scale[v] = Vec{} + 1.0f;
-    if (padding == 0) return codes;
+    if (pairs == 4 * octets) return codes;
     std::memcpy(panel, codes, static_cast<std::size_t>(octets * geo.octet_bytes));
+    std::memset(panel + 4 * octets * kVecs, 0, static_cast<std::size_t>((pairs - 4 * octets) * kVecs) * sizeof(Ints));
   } else {
-    Vec zero[kVecs];
-    Ints zeros[kVecs] = {};
-    for (int v = 0; v < kVecs; ++v) {
-      header.scale[v] = load_as_floats(record + v * geo.scale_bytes / kVecs, d.scale_type) * d.scale2;
-      zero[v] = Vec{} + d.bias;
-      if (d.zero != ZeroKind::none)
-        zero[v] += load_as_floats(record + geo.scale_bytes + v * (geo.header_bytes - geo.scale_bytes) / kVecs, d.zero_type);
-    }
-    const bool looks_up = !lookup.plain && d.integer_codes && geo.bits == 4 && small_zeros(zero, zeros);
-    for (std::int64_t o = 0; o < octets; ++o, codes += geo.octet_bytes) {
-      if (NIBBLE_ISA != NIBBLE_ISA_AMX) prefetch_after(codes, geo.octet_bytes);
-      if (lookup.plain) {
-        decode_plain_nibbles(lookup.values, codes, panel + o * 4 * kVecs);
-      } else if (looks_up) {
-        decode_nibbles(lookup.values, zeros, codes, panel + o * 4 * kVecs);
-      } else if (d.e4m3_codes) {
-        decode_e4m3(codes, panel + o * 4 * kVecs);
-      } else if (geo.bits == 4) {
-        decode_octet(4, zero, codes, panel + o * 4 * kVecs);
-      } else {
-        decode_octet(8, zero, codes, panel + o * 4 * kVecs);
-      }
-    }
+    read_header(d, lookup, weight + geo.record(block, k / geo.group), header);
+    decode_octets(NIBBLE_ISA != NIBBLE_ISA_AMX, d, lookup, header, codes, octets, pairs, panel);
   }
-  for (std::int64_t i = 0; i < padding * kVecs; ++i) panel[4 * octets * kVecs + i] = Ints{};
   return reinterpret_cast<const std::byte*>(panel);
 }
 

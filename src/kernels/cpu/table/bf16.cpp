@@ -75,9 +75,11 @@ Status accepts(const Kernel& self, const Problem& p) {
 /// Slots (cost.hpp), fitted to measurements.
 struct Bf16Rates {
   double dot;     // per token and vector of dot products
-  double decode;  // per vector of the panel; twice that for 8-bit codes, nothing for bf16
-  double flush;   // per token, vector and segment
-  int tokens;     // that are multiplied together, as many or fewer
+  double decode;  // per vector of the panel: 4-bit codes with zero points; twice that for 8-bit integers, nothing for bf16
+  double plain;   // the same of 4-bit codes without
+  double e4m3;
+  double flush;  // per token, vector and segment
+  int tokens;    // that are multiplied together, as many or fewer
 };
 
 /// kOnTwoPorts: the rates of such machines (has_two_ports).
@@ -92,10 +94,15 @@ double cost_us(const Kernel& self, const Problem& p) {
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const std::int64_t tokens_of_tiles = (p.m + rates.tokens - 1) / rates.tokens * rates.tokens;
   const auto tokens = static_cast<double>(tokens_of_tiles);
-  const int decodes = p.scheme.is_dense() ? 0 : bits(p.scheme.codes) == 4 ? 1 : 2;
-  const double decode = decodes * rates.decode * static_cast<double>(token_blocks);
+  const bool wide = bits(p.scheme.codes) == 8;
+  const double decode = p.scheme.is_dense()               ? 0
+                        : p.scheme.codes == DType::e4m3   ? rates.e4m3
+                        : wide                            ? 2 * rates.decode
+                        : p.scheme.zero == ZeroKind::none ? rates.plain
+                                                          : rates.decode;
   const double slots =
-      vectors * (pairs * (bf16_terms(self.form) * rates.dot * tokens + decode) + segments * tokens * rates.flush);
+      vectors * (pairs * (bf16_terms(self.form) * rates.dot * tokens + decode * static_cast<double>(token_blocks)) +
+                 segments * tokens * rates.flush);
   const std::int64_t tasks = blocks * token_blocks;
   const double compute = 1e-3 * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
   return kLoopUs + overlapped(p.machine, compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
@@ -121,9 +128,10 @@ constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
 }
 
 #if defined(__x86_64__)
-constexpr Bf16Rates kAmxRates{.dot = 0.23, .decode = 5.4, .flush = 10.4, .tokens = 16};
-constexpr Bf16Rates kAvx512Rates{.dot = 1.09, .decode = 5.4, .flush = 7.7, .tokens = 2};
-constexpr Bf16Rates kAvx512OnTwoPorts{.dot = 4, .decode = 5.4, .flush = 7.7, .tokens = 2};  // a dot product every second clock
+constexpr Bf16Rates kAmxRates{.dot = 0.25, .decode = 5, .plain = 2.2, .e4m3 = 6, .flush = 10.4, .tokens = 16};
+constexpr Bf16Rates kAvx512Rates{.dot = 1.09, .decode = 5.4, .plain = 5.4, .e4m3 = 10.8, .flush = 7.7, .tokens = 2};
+/// A dot product every second clock.
+constexpr Bf16Rates kAvx512OnTwoPorts{.dot = 4, .decode = 5.4, .plain = 5.4, .e4m3 = 10.8, .flush = 7.7, .tokens = 2};
 
 constexpr std::array kKernels{
     row<kAmxBf16, kAmxRates>(Isa::amx, ActForm::bf16k32, {32, 32, 0}),
@@ -133,7 +141,7 @@ constexpr std::array kKernels{
 };
 #else
 /// By the instructions of the loops (bench/aarch64_loops.py), in the slots of SDOT (dot.cpp): 52 of them for 24 BFMMLA.
-constexpr Bf16Rates kNeonRates{.dot = 0.63, .decode = 3, .flush = 3, .tokens = 2};
+constexpr Bf16Rates kNeonRates{.dot = 0.63, .decode = 3, .plain = 3, .e4m3 = 6, .flush = 3, .tokens = 2};
 
 constexpr std::array kKernels{row<kNeonBf16, kNeonRates>(Isa::neonbf16, ActForm::bf16, {12, 16, 0})};
 #endif

@@ -43,10 +43,11 @@ inline double imbalance(std::int64_t tasks, int threads) {
   return static_cast<double>(rounds) * threads / static_cast<double>(tasks);
 }
 
-/// Computing and reading overlap, but not perfectly where both take long: a core reads only some twenty lines ahead.
-inline double overlapped(const Roofline& machine, double compute_us, double memory_us) {
+/// Computing and reading overlap, but not perfectly where both take long: a core reads only some twenty lines ahead, of several `streams` more.
+inline double overlapped(const Roofline& machine, double compute_us, double memory_us, bool streams = false) {
   // ∞ would be the larger of the two, 1 their sum; and how much longer kernels read than the loop that measured the memory.
-  const double norm = has_two_ports(machine) ? 1.5 : 3, reading = has_two_ports(machine) ? 1.15 : 1;
+  const double norm = !has_two_ports(machine) ? 3 : streams ? 2.5 : 1.5;
+  const double reading = !has_two_ports(machine) ? 1 : streams ? 1.05 : 1.15;
   return std::pow(std::pow(compute_us, norm) + std::pow(reading * memory_us, norm), 1 / norm);
 }
 

@@ -119,7 +119,8 @@ double cost_us(const Kernel& self, const Problem& p) {
     tiles += std::ceil(static_cast<double>(p.m) / static_cast<double>(kIsa.task_tokens)) * vectors * octets *
              (width == 4 ? rates.dot : 2 * rates.wide);
   const double compute = 1e-3 * static_cast<double>(blocks) * tiles * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
-  return kLoopUs + overlapped(p.machine, compute * imbalance(blocks, p.machine.threads), read_us(p, kIsa.rows));
+  const bool streams = narrow && p.m * digits.digits <= (kIsa.lanes == 16 ? 6 : 1);  // streams_of()
+  return kLoopUs + overlapped(p.machine, compute * imbalance(blocks, p.machine.threads), read_us(p, kIsa.rows), streams);
 }
 
 #if defined(__x86_64__)

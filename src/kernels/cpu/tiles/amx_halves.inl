@@ -164,7 +164,7 @@ struct Stream {
   Stream(const DotTask& t, const Lookup& of, std::int64_t first) : decoder(t.decoder), lookup(&of), task(&t), block(first) {}
 };
 
-/// panel[blocks][pairs of a step][R]. Not inlined: the caller's registers are few beside tables. `blocks` is a constant at every call.
+/// panel[blocks][pairs of a step][R] of the next 32 channels, zeros behind the last of a segment. `blocks` is a constant at every call.
 NIBBLE_VARIANT void decode_step(int blocks, Stream& s, Ints (*panel)[kStepPairs * kVecs]) {
   const tile::Geometry& geo = s.decoder->geometry;
   if (s.k == s.end) {
@@ -182,6 +182,7 @@ NIBBLE_VARIANT void decode_step(int blocks, Stream& s, Ints (*panel)[kStepPairs 
   }
   s.k += channels;
 }
+// Not inlined: each would be copied to both places that call it.
 __attribute__((noinline)) void decode_pair(Stream& s, Ints (*panel)[kStepPairs * kVecs]) { decode_step(2, s, panel); }
 __attribute__((noinline)) void decode_one(Stream& s, Ints (*panel)[kStepPairs * kVecs]) { decode_step(1, s, panel); }
 

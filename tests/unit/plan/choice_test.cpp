@@ -95,6 +95,8 @@ TEST_P(Choice, IsMeasuredAndNearTheFastest) {
 
 // The CPU was shared with others: times of the same kernel differ by up to a half. Of convolutions one choice is not measured: 256 → 64
 // channels in batches of 32 go to a row that is newer than the measurements.
+// The layers of AMX and of AVX-512 were measured before kernels read several streams of weights: of few tokens they took longer than is
+// predicted now.
 INSTANTIATE_TEST_SUITE_P(
     Measured, Choice,
     ::testing::Values(
@@ -109,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(
         Limits{"h200/survey-8bit.json", 0, 0.001, 0.09}, Limits{"h200/gemm-deepseek.json", 0, 0.001, 0.081},
         Limits{"h200/conv-kernels.json", 1, 0.002, 0.185}, Limits{"h100/conv-kernels.json", 1, 0.005, 0.111},
         Limits{"h200/survey-f32.json", 0, 0.001, 0.323}, Limits{"h200/survey-f32-groups.json", 0, 0.001, 0.083},
-        Limits{"cpu-survey-amx.json", 0, 0.001, 0.22, 0.06, 0.1}, Limits{"cpu-survey-avx512.json", 0, 0.001, 0.21, 0.01, 0.1},
+        Limits{"cpu-survey-amx.json", 0, 0.001, 0.22, 0.06, 0.14}, Limits{"cpu-survey-avx512.json", 0, 0.001, 0.21, 0.01, 0.1},
         Limits{"cpu-survey-avx2.json", 0, 0.001, 0.1, 0.01, 0.12}),
     [](const auto& test) {
       std::string name = test.param.file;

@@ -1,6 +1,7 @@
 // Float multiply-adds over the tile layouts (layouts/tile.hpp), for every scheme.
 //
-// One task is a block of R output channels × up to kTileM·kTilesPerBlock tokens:
+// One task is blocks of R output channels × up to kTileM·kTilesPerBlock tokens. Block by block, or, of one tile of tokens where memory is read
+// faster so (ahead.hpp), four that take turns chunk by chunk:
 //
 //   for each group of the row block's records                    (scales and zeros become floats once)
 //     for each chunk of kChunk input channels

@@ -32,20 +32,41 @@ inline Ints load_splat(const void* p) {
 }
 inline Vec to_floats(Ints v) { return __builtin_convertvector(v, Vec); }
 
-/// The sum of all lanes.
-inline std::int32_t sum_lanes(Ints v) {
+/// Lanes that are `distance` apart, in each other's place: half the lanes, a quarter, …, or 1, a constant at every call.
+NIBBLE_VARIANT Ints swap_lanes(int distance, Ints v) {
 #if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
-  v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-  v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-  v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-  v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-  return v[0];
-#elif defined(__aarch64__)
+  if (distance == 8) return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  if (distance == 4) return __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  if (distance == 2) return __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
+  if (distance == 4) return __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+  if (distance == 2) return __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+  return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6);
+#else
+  if (distance == 2) return __builtin_shufflevector(v, v, 2, 3, 0, 1);
+  return __builtin_shufflevector(v, v, 1, 0, 3, 2);
+#endif
+}
+
+/// The sum of all lanes, and the largest.
+inline std::int32_t sum_lanes(Ints v) {
+#if defined(__aarch64__)
   return vaddvq_s32(reinterpret_cast<int32x4_t>(v));
 #else
-  std::int32_t sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += v[lane];
-  return sum;
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) v += swap_lanes(distance, v);
+  return v[0];
+#endif
+}
+inline std::int32_t largest_lane(Ints v) {
+#if defined(__aarch64__)
+  return vmaxvq_s32(reinterpret_cast<int32x4_t>(v));
+#else
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    const Ints other = swap_lanes(distance, v);
+    v = other > v ? other : v;
+  }
+  return v[0];
 #endif
 }
 

@@ -54,9 +54,7 @@ inline std::int32_t largest_bits(const float* x, std::int64_t count) {
     const Ints bits = reinterpret_cast<Ints>(load(x + i)) & 0x7fffffff;
     most = bits > most ? bits : most;
   }
-  std::int32_t largest = 0;
-  for (int i = 0; i < kLanes; ++i) largest = most[i] > largest ? most[i] : largest;
-  return largest;
+  return largest_lane(most);
 }
 
 struct Scaling {
@@ -101,11 +99,12 @@ inline std::int32_t sum_of(const std::int8_t* codes, std::int64_t count) {
 inline void lay_words(const std::byte* const* rows, std::int64_t count, std::int64_t words, std::int64_t room, std::byte* out) {
   typedef std::int32_t Four __attribute__((vector_size(16)));
   typedef std::int32_t FourMemory __attribute__((vector_size(16), aligned(1), may_alias));
+  std::int64_t w = 0;
   if (room == 1) {  // one token: it is its own order
-    std::memcpy(out, rows[0], static_cast<std::size_t>(4 * words));
+    for (; w + 4 <= words; w += 4, out += 16) std::memcpy(out, rows[0] + 4 * w, 16);
+    std::memcpy(out, rows[0] + 4 * w, static_cast<std::size_t>(4 * (words - w)));
     return;
   }
-  std::int64_t w = 0;
   for (; w + 4 <= words; w += 4, out += 16 * room) {
     std::int64_t r = 0;
     for (; r + 4 <= count; r += 4) {
@@ -193,10 +192,17 @@ inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::i
   return act_rule::asymmetric(finite ? -least_of(-bottom, t.limit) : nan, least_of(top, t.limit));
 }
 
+typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
+/// The low byte of every lane.
+inline void store_bytes(std::int8_t* to, Ints v) {
+  const Bytes bytes = __builtin_convertvector(v, Bytes);
+  std::memcpy(to, &bytes, sizeof bytes);
+}
+
 /// x[0 … count) → codes by act_rule::to_s8, zeros up to the next multiple of 16; their sum.
 inline std::int32_t to_codes(const float* x, std::int64_t count, const act_rule::Rule& rule, std::int8_t* codes) {
-  typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
   constexpr float kFar = 512;  // codes of larger magnitudes saturate for every zero point; smaller ones fit integers
+  Ints all{};
   for (std::int64_t i = 0; i < count; i += kLanes) {
     Vec scaled = load(x + i) * rule.inverse;
     scaled = scaled == scaled ? scaled : Vec{};  // a NaN becomes 0
@@ -205,11 +211,13 @@ inline std::int32_t to_codes(const float* x, std::int64_t count, const act_rule:
     Ints code = to_ints(scaled) + rule.zero;
     code = code > -128 ? code : splat(-128);
     code = code < 127 ? code : splat(127);
-    const Bytes bytes = __builtin_convertvector(code, Bytes);
-    std::memcpy(codes + i, &bytes, kLanes);
+    store_bytes(codes + i, code);
+    all += code;
   }
+  std::int32_t sum = sum_lanes(all);
+  for (std::int64_t i = count; i % kLanes != 0; ++i) sum -= codes[i];  // of zeros after the last channel
   for (std::int64_t i = count; i % 16 != 0; ++i) codes[i] = 0;
-  return sum_of(codes, count);
+  return sum;
 }
 
 /// x[0 … count) less `low`, into `to`.
@@ -286,17 +294,28 @@ inline void round_to_e4m3(float* x, std::int64_t count, const act_rule::Rule& ru
   }
 }
 
-inline std::int32_t total(const std::int32_t* units, std::int64_t count) {
-  Ints sums{};
-  for (std::int64_t i = 0; i < count; i += kLanes) sums += load_ints(units + i);
-  return sum_lanes(sums);
+constexpr int kFixedDigits = 3;
+
+/// x[0 … count) · inverse as integers of three signed digits, digit d to digits[d]; `count` is rounded up to a multiple of 16. sums[d]: of the integers
+/// without their d least significant digits.
+inline void to_fixed(const float* x, std::int64_t count, float inverse, std::int8_t (*digits)[kMaxFixedSegment],
+                     std::int32_t* sums) {
+  Ints all[kFixedDigits] = {};
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    Ints left = to_ints(load(x + i) * inverse);
+    for (int d = 0; d < kFixedDigits; ++d) {
+      store_bytes(digits[d] + i, left);
+      all[d] += left;
+      left = (left + 128) >> 8;
+    }
+  }
+  for (int d = 0; d < kFixedDigits; ++d) sums[d] = sum_lanes(all[d]);
 }
 
 /// 24-bit fixed point; of tokens [first, first + tokens) of the tile of `height` at m.
 inline void fixed_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
-  constexpr int kDigits = 3;
+  constexpr int kDigits = kFixedDigits;
   alignas(64) float x[kMaxFixedSegment];
-  alignas(64) std::int32_t units[kMaxFixedSegment];
   alignas(64) std::int8_t bytes[kTogether * kDigits][kMaxFixedSegment];
   const std::byte* rows[kTogether];
   const std::byte* digits[kTogether * kDigits];
@@ -304,32 +323,21 @@ inline void fixed_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
   for (std::int64_t i = 0; i < tokens * kDigits; ++i) digits[i] = reinterpret_cast<const std::byte*>(bytes[i]);
   std::byte* out = t.out + m * t.token_bytes;
   for (std::int64_t k = 0; k < t.segments.k;) {
-    const std::int64_t end = t.segments.end(k), octets = tile::Geometry::octets(end - k), padded = (end - k + 15) / 16 * 16;
+    const std::int64_t end = t.segments.end(k), octets = tile::Geometry::octets(end - k);
     for (std::int64_t i = 0; i < tokens; ++i) {
       const std::int64_t r = first + i;
-      gather(t, rows[i], k, end - k, x);
-      const Scaling scaling = fixed_scaling(largest_bits(x, end - k));
-      const bool finite = scaling.inverse != 0.0f;  // else the scale is NaN, and so are all sums
-      for (std::int64_t j = 0; j < padded; j += kLanes)
-        store_ints(units + j, finite ? to_ints(load(x + j) * scaling.inverse) : Ints{});
-      const std::int32_t sum = total(units, end - k);
-      const float values[2] = {scaling.scale, static_cast<float>(sum)};
-      std::memcpy(out + 4 * r, &values[0], 4);
-      std::memcpy(out + 4 * (height + r), &values[1], 4);
-      std::int32_t left = sum;
+      const float* const values = gathered(t, rows[i], k, end - k, x);
+      const Scaling scaling = fixed_scaling(largest_bits(values, end - k));
+      std::int32_t sums[kDigits + 1] = {};
+      if (scaling.inverse != 0.0f)
+        to_fixed(values, end - k, scaling.inverse, bytes + i * kDigits, sums);
+      else  // the scale is NaN, and so are all sums
+        std::memset(bytes[i * kDigits], 0, sizeof bytes[0] * kDigits);
+      const float header[2] = {scaling.scale, static_cast<float>(sums[0])};
+      std::memcpy(out + 4 * r, &header[0], 4);
+      std::memcpy(out + 4 * (height + r), &header[1], 4);
       for (int d = 0; d < kDigits; ++d) {
-        std::int8_t* const digit = bytes[i * kDigits + d];
-        for (std::int64_t j = 0; j < padded; ++j) digit[j] = static_cast<std::int8_t>(units[j]);
-        std::int32_t rest = 0;  // Σ of the remaining digits
-        if (d + 1 < kDigits) {
-          for (std::int64_t j = 0; j < padded; j += kLanes) {
-            const Ints unit = load_ints(units + j);
-            store_ints(units + j, (unit - ((unit << 24) >> 24)) >> 8);
-          }
-          rest = total(units, end - k);
-        }
-        const std::int32_t start = -t.bias * (left - 256 * rest);
-        left = rest;
+        const std::int32_t start = -t.bias * (sums[d] - 256 * sums[d + 1]);  // of the digit alone
         std::memcpy(out + 4 * (2 * height + r * kDigits + d), &start, 4);
       }
     }

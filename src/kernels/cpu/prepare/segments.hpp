@@ -103,10 +103,18 @@ struct Segments {
 /// Bytes that one token's prepared activations take: `header` bytes per segment, and `width` bytes for every channel, in
 /// multiples of `step` channels.
 inline std::int64_t token_bytes(const Segments& segments, int header, int width, std::int64_t step = tile::kOctet) {
+  const auto padded = [step](std::int64_t channels) { return (channels + step - 1) / step * step; };
+  if (!segments.splits_octets()) {  // units are all alike but for the last
+    const auto of_unit = [&](std::int64_t channels) {
+      const std::int64_t pieces = channels / segments.piece, rest = channels % segments.piece;
+      return (pieces + (rest != 0)) * header + width * (pieces * padded(segments.piece) + padded(rest));
+    };
+    return segments.k / segments.unit * of_unit(segments.unit) + of_unit(segments.k % segments.unit);
+  }
   std::int64_t bytes = 0;
   for (std::int64_t begin = 0; begin < segments.k;) {
     const std::int64_t end = segments.end(begin);
-    bytes += header + width * ((segments.lead(begin) + end - begin + step - 1) / step * step);
+    bytes += header + width * padded(segments.lead(begin) + end - begin);
     begin = end;
   }
   return bytes;

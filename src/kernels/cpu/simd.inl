@@ -70,6 +70,19 @@ inline std::int32_t largest_lane(Ints v) {
 #endif
 }
 
+/// v, but no further from 0 than `far`; -far where it is NaN.
+inline Vec within(Vec v, float far) {
+  const Vec most = Vec{} + far;
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
+  return _mm512_maskz_min_ps(0xffff, _mm512_maskz_max_ps(0xffff, v, -most), most);
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
+  return _mm256_min_ps(_mm256_max_ps(v, -most), most);
+#else
+  v = v > -most ? v : -most;
+  return v < most ? v : most;
+#endif
+}
+
 /// Rounds to the nearest integer, ties to even.
 inline Ints to_ints(Vec v) {
 #if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
@@ -324,6 +337,19 @@ inline void store_halves(std::byte* to, Unsigned x) {
   typedef std::uint16_t Halves __attribute__((vector_size(kLanes * 2)));
   const Halves halves = __builtin_convertvector(x, Halves);
   std::memcpy(to, &halves, sizeof halves);
+#endif
+}
+
+/// The low byte of every lane.
+inline void store_bytes(void* to, Ints v) {
+#if NIBBLE_ISA == NIBBLE_ISA_AVX2
+  const __m256i low = _mm256_set1_epi32(0x0c080400), all = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(v), low);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to),
+                   _mm_unpacklo_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+#else
+  typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
+  const Bytes bytes = __builtin_convertvector(v, Bytes);
+  std::memcpy(to, &bytes, sizeof bytes);
 #endif
 }
 

@@ -192,13 +192,6 @@ inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::i
   return act_rule::asymmetric(finite ? -least_of(-bottom, t.limit) : nan, least_of(top, t.limit));
 }
 
-typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
-/// The low byte of every lane.
-inline void store_bytes(std::int8_t* to, Ints v) {
-  const Bytes bytes = __builtin_convertvector(v, Bytes);
-  std::memcpy(to, &bytes, sizeof bytes);
-}
-
 /// x[0 … count) → codes by act_rule::to_s8, zeros up to the next multiple of 16; their sum.
 inline std::int32_t to_codes(const float* x, std::int64_t count, const act_rule::Rule& rule, std::int8_t* codes) {
   constexpr float kFar = 512;  // codes of larger magnitudes saturate for every zero point; smaller ones fit integers
@@ -206,9 +199,7 @@ inline std::int32_t to_codes(const float* x, std::int64_t count, const act_rule:
   for (std::int64_t i = 0; i < count; i += kLanes) {
     Vec scaled = load(x + i) * rule.inverse;
     scaled = scaled == scaled ? scaled : Vec{};  // a NaN becomes 0
-    scaled = scaled > -kFar ? scaled : Vec{} - kFar;
-    scaled = scaled < kFar ? scaled : Vec{} + kFar;
-    Ints code = to_ints(scaled) + rule.zero;
+    Ints code = to_ints(within(scaled, kFar)) + rule.zero;
     code = code > -128 ? code : splat(-128);
     code = code < 127 ? code : splat(127);
     store_bytes(codes + i, code);

@@ -59,16 +59,12 @@ inline void store_codes(std::byte* to, Vec x, const Divisor& scale, std::int32_t
   code = _mm512_maskz_min_epi32(0xffff, code, reinterpret_cast<__m512i>(high));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(0xffff, code));
 #else
-  typedef std::uint8_t Bytes __attribute__((vector_size(kLanes)));
   const Vec q = divide(x, scale);
-  Vec near = q > -kFar ? q : Vec{} - kFar;
-  near = near < kFar ? near : Vec{} + kFar;
-  Ints code = to_ints(near) + zero;
+  Ints code = to_ints(within(q, kFar)) + zero;
   code = q == q ? code : Ints{};
   code = code > low ? code : low;
   code = code < high ? code : high;
-  const Bytes bytes = __builtin_convertvector(code, Bytes);
-  std::memcpy(to, &bytes, sizeof bytes);
+  store_bytes(to, code);
 #endif
 }
 

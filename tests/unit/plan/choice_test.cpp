@@ -111,8 +111,8 @@ INSTANTIATE_TEST_SUITE_P(
         Limits{"h200/survey-8bit.json", 0, 0.001, 0.09}, Limits{"h200/gemm-deepseek.json", 0, 0.001, 0.081},
         Limits{"h200/conv-kernels.json", 1, 0.002, 0.185}, Limits{"h100/conv-kernels.json", 1, 0.005, 0.111},
         Limits{"h200/survey-f32.json", 0, 0.001, 0.323}, Limits{"h200/survey-f32-groups.json", 0, 0.001, 0.083},
-        Limits{"cpu-survey-amx.json", 0, 0.001, 0.22, 0.06, 0.14}, Limits{"cpu-survey-avx512.json", 0, 0.001, 0.21, 0.01, 0.1},
-        Limits{"cpu-survey-avx2.json", 0, 0.001, 0.1, 0.01, 0.12}),
+        Limits{"cpu-survey-amx.json", 0, 0.001, 0.05, 0.001, 0.08}, Limits{"cpu-survey-avx512.json", 0, 0.001, 0.02, 0.001, 0.06},
+        Limits{"cpu-survey-avx2.json", 0, 0.001, 0.07, 0.02, 0.06}),
     [](const auto& test) {
       std::string name = test.param.file;
       name.resize(name.find('.'));

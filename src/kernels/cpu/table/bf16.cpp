@@ -128,7 +128,7 @@ constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
 }
 
 #if defined(__x86_64__)
-constexpr Bf16Rates kAmxRates{.dot = 0.25, .decode = 5, .plain = 2.2, .e4m3 = 6, .flush = 10.4, .tokens = 16};
+constexpr Bf16Rates kAmxRates{.dot = 0.22, .decode = 5, .plain = 2, .e4m3 = 5.2, .flush = 10.4, .tokens = 16};
 constexpr Bf16Rates kAvx512Rates{.dot = 1.09, .decode = 5.4, .plain = 5.4, .e4m3 = 10.8, .flush = 7.7, .tokens = 2};
 /// A dot product every second clock.
 constexpr Bf16Rates kAvx512OnTwoPorts{.dot = 4, .decode = 5.4, .plain = 5.4, .e4m3 = 10.8, .flush = 7.7, .tokens = 2};

@@ -187,6 +187,7 @@ constexpr DotRates kBaselineWholeRates = whole(kBaselineRates);
 #if defined(__x86_64__)
 constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 6, .token = 1.7};
 constexpr DotRates kAvx512VnniOnTwoPorts{.dot = 1.24, .wide = 1.24, .octet = 2.65, .segment = 23.5, .token = 1.7};
+constexpr DotRates kAvx512VnniFixedOnTwoPorts{.dot = 1.06, .wide = 1.06, .octet = 2.65, .segment = 23.5, .token = 1.7};
 constexpr DotRates kAvx512VnniWholeRates = whole(kAvx512VnniRates);
 constexpr DotRates kAvx512OnTwoPorts{.dot = 3.2, .wide = 5, .octet = 2.65, .segment = 23.5, .token = 1.7};
 constexpr DotRates kAvx512Rates{.dot = 2.1, .wide = 3.2, .octet = 1.1, .segment = 6, .token = 1.7};
@@ -207,7 +208,7 @@ constexpr DotRates kI8mmWholeRates = whole(kI8mmRates);
 
 constexpr std::array kKernels {
 #if defined(__x86_64__)
-  row<kAvx512VnniFixed, kAvx512VnniRates, kAvx512VnniOnTwoPorts>(Isa::avx512vnni, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
+  row<kAvx512VnniFixed, kAvx512VnniRates, kAvx512VnniFixedOnTwoPorts>(Isa::avx512vnni, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
       row<kAvx512Fixed, kAvx512Rates, kAvx512OnTwoPorts>(Isa::avx512, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
       row<kAvx2VnniFixed, kAvx2VnniRates>(Isa::avx2vnni, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
       row<kAvx2Fixed, kAvx2Rates>(Isa::avx2, ActForm::s8x3, "cpu_n16", {1, 16, 0}), amx_segments(),

@@ -63,9 +63,9 @@ constexpr Rates kBaselineRates{.decode = 7.4, .floats = 9, .dot = 3.1, .tile = 3
 #else
 constexpr Rates kBaselineRates{.decode = 7.4, .floats = 40, .dot = 3.1, .tile = 3.1, .direct = 40};  // no bytes are looked up
 #endif
-constexpr Rates kAvx2Rates{.decode = 3.8, .floats = 5.4, .dot = 1.08, .tile = 3.7, .direct = 4.2};
+constexpr Rates kAvx2Rates{.decode = 4.7, .floats = 4.7, .dot = 1.22, .tile = 5.6, .direct = 4.8};
 constexpr Rates kAvx512Rates{.decode = 3.8, .floats = 6.5, .dot = 1.08, .tile = 1.2, .direct = 3.7};
-constexpr Rates kAvx512OnTwoPorts{.decode = 7, .floats = 6.5, .dot = 1.08, .tile = 1.2, .direct = 3.7};
+constexpr Rates kAvx512OnTwoPorts{.decode = 3.7, .floats = 6.5, .dot = 1.23, .tile = 7, .direct = 3.7};
 constexpr Rates kAvx512Bf16Rates{.decode = 3.8, .floats = 6.5, .dot = 1.08, .tile = 1.2, .direct = 3.4};
 constexpr double kGeneral = 62;  // per vector of a panel that is decoded in double
 constexpr double kHalf = 2;      // per vector of a panel of dense f16 or bf16, an estimate: half a load, a shift and a store

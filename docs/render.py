@@ -553,20 +553,22 @@ def generation(data):
 def serving(data):
     """A row per checkpoint, its activations and number of requests: time to the first token and tokens per second, with nibble and without."""
     if data is None:
-        return "Not measured yet: `bench/serving.py` with vLLM for the CPU.\n"
+        return "Not measured yet: `bench/serving.py`.\n"
+    where = data.get("gpu") or f"{data['cpu']}, `{data['isa']}`, {data['threads']} threads"
 
     def cell(r):
-        return f"{r['first_token_ms']:,.0f} ms · {r['tokens_per_second']:.1f}"
+        rate = r["tokens_per_second"]
+        return f"{r['first_token_ms']:,.0f} ms · {rate:,.{0 if rate >= 100 else 1}f}"
 
     rows = []
     for run in data["runs"]:
         scheme, _, kind = run["scheme"].partition(" ")
-        codes = scheme.startswith("s8") or (not kind and data["isa"] == "amx")
+        quantized = "int8" if scheme.startswith("s8") or (not kind and data.get("isa") == "amx") else "FP8" if scheme.startswith("e4m3") else "bf16"
         here, there = run["nibble"], run["vLLM"]
-        rows.append([run["format"], f"`{scheme.split('_')[-1]}`", "int8" if codes else "bf16", str(run["streams"]), cell(here), cell(there),
+        rows.append([run["format"], f"`{scheme.split('_')[-1]}`", quantized, str(run["streams"]), cell(here), cell(there),
                      f"**{there['first_token_ms'] / here['first_token_ms']:.2f}×** · **{here['tokens_per_second'] / there['tokens_per_second']:.2f}×**"])
     return (table(["format", "weights", "activations", "requests at a time", "nibble", "vLLM's own kernels", "speed-up"], rows)
-            + f"\n{data['model']} with random weights in bf16, {data['cpu']}, `{data['isa']}`, {data['threads']} threads, vLLM {data['vllm']}, PyTorch {data['torch']}; {data['tokens']} tokens after "
+            + f"\n{data['model']} with random weights in bf16, {where}, vLLM {data['vllm']}, PyTorch {data['torch']}; {data['tokens']} tokens after "
             f"a prompt of {data['prompt']}, medians of {data['rounds']} rounds. Time to the first token · tokens per second of all requests after it.\n")
 
 

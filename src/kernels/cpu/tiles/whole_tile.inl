@@ -70,7 +70,7 @@ __attribute__((noinline)) void sum_pixel_tile(bool both, const Decoder& d, const
 #else
 inline std::int64_t room(std::int64_t height) { return height; }
 inline std::int64_t row_bytes(std::int64_t octets) { return tile::kOctet * octets; }
-inline void begin_tiles() {}
+inline void begin_tiles(std::int64_t) {}
 inline void end_tiles() {}
 
 #include "kernels/cpu/tiles/streams.inl"
@@ -603,7 +603,7 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
   const auto codes_at = [&](std::int64_t block, std::int64_t octet) {
     return t.weight + geo.record(block, 0) + geo.header_bytes + octet * geo.octet_bytes;
   };
-  begin_tiles();
+  begin_tiles(m_end - m_begin);
   for (std::int64_t begin = block_begin, end = 0; begin < block_end; begin = end) {
     end = least(begin + group, block_end);
     for (std::int64_t octet = 0, count = 0; octet < octets; octet += count) {

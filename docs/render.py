@@ -213,6 +213,15 @@ def added_error_picture(data):
 README_COLUMNS = (1, 16, 64, 256)
 
 
+def beside_peers(data):
+    """{M: of every mode and layer the time of the fastest other library over nibble's}."""
+    found = {}
+    for r in data["results"]:
+        if peers := [us for name, us in r["us"].items() if name != "nibble"]:
+            found.setdefault(r["m"], []).append(min(peers) / r["us"]["nibble"])
+    return dict(sorted(found.items()))
+
+
 def speed_ups(data):
     """{M: speed-ups of the layers of the first mode, each over the fastest baseline}."""
     scheme, act = modes_of(data)[0]
@@ -228,17 +237,8 @@ def machine(data):
     return device["gpu"] if "gpu" in device else f"{device['cpu']}, {device['threads']} threads"
 
 
-def peers(data):
-    """The library that the speed-ups are over."""
-    names = {"cublas_f16": "cuBLAS in f16", "onednn_f32": "oneDNN", "openblas_f32": "OpenBLAS"}
-    scheme, act = modes_of(data)[0]
-    found = sorted({b for r in data["results"] if (r["scheme"], r["a_dtype"]) == (scheme, act) for b in r["baselines"]})
-    text = " and ".join(names.get(b, b) for b in found)
-    return text if len(found) == 1 else f"the faster of {text} in {found[0].split('_')[1]}"
-
-
-def speed(gpu_data, cpu_data):
-    """A row per layer on either machine: time in microseconds and speed-up. Of the GPU the layers of one model."""
+def speed(data):
+    """A row per layer of one model: time in microseconds and speed-up."""
     def cell(r):
         if r is None:
             return ""
@@ -246,29 +246,30 @@ def speed(gpu_data, cpu_data):
         ratio = f"**{min(r['baselines'].values()) / us:.1f}×**" if r["baselines"] else "–"
         return f"{us:{'.1f' if us < 100 else ',.0f'}} ({ratio})"
 
-    rows = []
-    for data, prefix in ((gpu_data, "8b_"), (cpu_data, "")):
-        scheme, act = modes_of(data)[0]
-        layers = {}
-        for r in data["results"]:
-            if (r["scheme"], r["a_dtype"]) == (scheme, act) and r["name"].startswith(prefix):
-                layers.setdefault((r["name"].removeprefix(prefix), r["n"], r["k"]), {})[r["m"]] = r
-        for (name, n, k), cells in layers.items():
-            rows.append([machine(data).split(",")[0], f"{name} {n}×{k}"] + [cell(cells.get(m)) for m in README_COLUMNS])
-    return table(["machine", "layer N×K"] + [f"M = {m}" for m in README_COLUMNS], rows)
+    scheme, act = modes_of(data)[0]
+    layers = {}
+    for r in data["results"]:
+        if (r["scheme"], r["a_dtype"]) == (scheme, act) and r["name"].startswith("8b_"):
+            layers.setdefault((r["name"].removeprefix("8b_"), r["n"], r["k"]), {})[r["m"]] = r
+    rows = [[f"{name} {n}×{k}"] + [cell(cells.get(m)) for m in README_COLUMNS] for (name, n, k), cells in layers.items()]
+    return table(["layer N×K"] + [f"M = {m}" for m in README_COLUMNS], rows)
 
 
 def speed_picture(gpu_data, cpu_data):
     """The speed-up over M, a panel per machine: a line through the median layers, a band from the slowest to the fastest."""
     width, height, top, bottom = 840, 372, 92, 300
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif" '
-           f'font-size="13" fill="#24292f" role="img" aria-label="Speed-up of nibble over the fastest library without quantization, by number of tokens">',
+           f'font-size="13" fill="#24292f" role="img" aria-label="Speed-up of nibble over cuBLAS in f16 on a GPU, and over the fastest library for quantized weights on a CPU, by number of tokens">',
            f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8" fill="#fff" stroke="#d0d7de"/>',
-           '<text x="24" y="30" font-size="16" font-weight="bold">How many times as fast as the same layer without quantization</text>']
-    for data, left, right, ticks, colour in ((gpu_data, 70, 396, range(5), "#1a7f37"), (cpu_data, 490, 816, range(0, 11, 2), "#0969da")):
-        found = speed_ups(data)
-        scheme, act = modes_of(data)[0]
-        steps = math.log2(max(found))
+           '<text x="24" y="30" font-size="16" font-weight="bold">How many times as fast as what there is otherwise</text>']
+    scheme, act = modes_of(gpu_data)[0]
+    modes = len({r["mode"] for r in cpu_data["results"]})
+    cpu = re.sub(r"\(R\)| Processor", "", cpu_data["device"]["cpu"])
+    others = len(cpu_data["versions"]) - 1
+    panels = ((speed_ups(gpu_data), f"{machine(gpu_data)}: {scheme} × {act}", "1× is cuBLAS in f16, without quantization", 70, 396, "#1a7f37"),
+              (beside_peers(cpu_data), f"{cpu}, {cpu_data['device']['threads']} threads: {modes} modes", f"1× is the fastest of {others} other libraries", 490, 816, "#0969da"))
+    for found, title, one, left, right, colour in panels:
+        steps, ticks = math.log2(max(found)), range(math.ceil(max(map(max, found.values()))) + 1)
 
         def x(m):
             return left + 18 + (right - left - 36) * math.log2(m) / steps
@@ -276,8 +277,8 @@ def speed_picture(gpu_data, cpu_data):
         def y(value):
             return bottom - (bottom - top) * value / max(ticks)
 
-        out.append(f'<text x="{left}" y="58" font-weight="bold">{machine(data)} ({scheme} × {act})</text>'
-                   f'<text x="{left}" y="76" fill="#57606a">1× is {peers(data)}</text>')
+        out.append(f'<text x="{left}" y="58" font-weight="bold">{title}</text>'
+                   f'<text x="{left}" y="76" fill="#57606a">{one}</text>')
         for tick in ticks:
             out.append(f'<line x1="{left}" y1="{y(tick):.1f}" x2="{right}" y2="{y(tick):.1f}" stroke="#eaeef2"/>'
                        f'<text x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end" fill="#57606a">{tick}×</text>')
@@ -294,8 +295,7 @@ def speed_picture(gpu_data, cpu_data):
         middle, between = (left + right) / 2, (top + bottom) / 2
         out.append(f'<text x="{middle}" y="{bottom + 38}" text-anchor="middle">M (tokens)</text>'
                    f'<text x="{left - 44}" y="{between}" text-anchor="middle" transform="rotate(-90 {left - 44} {between})">speed-up (×)</text>')
-    out.append(f'<text x="24" y="{height - 12}" font-size="12" fill="#57606a">Line and numbers: the median layer; band: from the slowest to the fastest layer. '
-               f'Weights are read from memory, not from caches.</text>')
+    out.append(f'<text x="24" y="{height - 12}" font-size="12" fill="#57606a">Line: the median of the layers, on the CPU of all modes; band: from the slowest to the fastest. Weights are read from memory.</text>')
     return "\n".join(out + ["</svg>"]) + "\n"
 
 
@@ -755,7 +755,7 @@ RENDERERS = {
     "ggml_products": ggml_products,
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),
-            "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}
+            "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-peers.json")}
 MAY_BE_MISSING = {"bandwidth", "cpu_modes", "cpu_peers", "gpu_modes", "gpu_layers", "gpu_block", "gpu_gemm", "gpu_survey", "experts", "generation", "serving", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 SUPPORT = ROOT / "docs/results/support.json"

@@ -4,7 +4,8 @@
 //
 // Each layer has so many copies of its weight that none is in a cache when it is read again; a call is a graph of one product with each, of
 // many tokens, which are bound by arithmetic, with two.
-// The two backends take turns in random order, and the median of the rounds counts. Results are compared first.
+// The two backends take turns in random order, and the median of the rounds counts. Results are compared first. Weights of ggml's are packed anew
+// where it has kernels for that, as llama.cpp does.
 #include <fmt/format.h>
 #include <ggml-alloc.h>
 #include <ggml-backend.h>
@@ -64,9 +65,31 @@ class Side {
     const auto copies = std::clamp<std::size_t>((kColdBytes + blocks.size() - 1) / blocks.size(), 1, kMostCopies);
     for (std::size_t i = 0; i < copies; ++i)
       copies_.push_back(ggml_new_tensor_3d(weights_.get(), type, layer.k, layer.n, layer.experts));
-    weight_buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(weights_.get(), ggml_backend_dev_buffer_type(device)));
+    weight_buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(weights_.get(), weight_type(device, type)));
     if (weight_buffer_ == nullptr) throw std::runtime_error("no memory for weights");
     for (ggml_tensor* w : copies_) ggml_backend_tensor_set(w, blocks.data(), 0, blocks.size());
+  }
+
+  /// The kind of memory in which a weight of the type is multiplied fastest, as llama.cpp chooses it: the first one that can, of those in which
+  /// ggml packs weights anew (for AMX, or several rows side by side), then of all.
+  ggml_backend_buffer_type_t weight_type(ggml_backend_dev_t device, ggml_type type) const {
+    const ggml_context_ptr context = make_context();
+    ggml_context* const c = context.get();
+    const bool experts = layer_.experts > 1;
+    ggml_tensor* const w = ggml_new_tensor_3d(c, type, layer_.k, layer_.n, layer_.experts);
+    ggml_tensor* const op = experts ? ggml_mul_mat_id(c, w, ggml_new_tensor_3d(c, GGML_TYPE_F32, layer_.k, 1, 512),
+                                                      ggml_new_tensor_2d(c, GGML_TYPE_I32, layer_.top_k, 512))
+                                    : ggml_mul_mat(c, w, ggml_new_tensor_2d(c, GGML_TYPE_F32, layer_.k, 512));
+    void* const address =
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts");
+    if (address == nullptr) return ggml_backend_dev_buffer_type(device);
+    for (auto* of = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(address)(device); of != nullptr && *of != nullptr;
+         ++of) {
+      const ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(*of, 0));
+      w->buffer = empty.get();
+      if (ggml_backend_dev_supports_op(device, op)) return *of;
+    }
+    return ggml_backend_dev_buffer_type(device);
   }
 
   /// Makes the graph for so many tokens.

@@ -1,5 +1,4 @@
-// Included inside a namespace and a target region of AMX: setting tile registers up and releasing them. All products in tiles are between
-// begin_tiles() and end_tiles(): a thread that leaves tiles in use pays for 8 KiB of state at every context switch.
+// Included inside a namespace and a target region of AMX: the use of tile registers.
 
 /// The operand of LDTILECFG: eight tiles of rows of 64 bytes, of which tmm0 to tmm5 may have less than 16. A product takes as many clocks as
 /// tokens have rows.
@@ -16,10 +15,27 @@ struct TileConfig {
 /// A compiler barrier between stores and loads of tiles, in both directions: GCC assumes that the loads do not read memory.
 inline void keep_order() { __asm__ volatile("" ::: "memory"); }
 
-/// `tokens`: rows of the tiles of sums and of tokens, tmm0 to tmm5; more than 16 count as 16.
-inline void begin_tiles(std::int64_t tokens = 16) {
-  alignas(64) const TileConfig config(tokens);
-  __asm__ volatile("" ::"r"(&config) : "memory");
-  _tile_loadconfig(&config);
-}
-inline void end_tiles() { _tile_release(); }
+/// All products in tiles are while one of these exists. Afterwards tiles are as the thread had them: released, since a thread that leaves them in
+/// use pays for 8 KiB of state at every context switch, or as another library has configured them, which may do so only once, as ggml does.
+class Tiles {
+ public:
+  /// `tokens`: rows of the tiles of sums and of tokens, tmm0 to tmm5; more than 16 count as 16.
+  explicit Tiles(std::int64_t tokens = 16) {
+    _tile_storeconfig(before_);
+    alignas(64) const TileConfig config(tokens);
+    __asm__ volatile("" ::"r"(&config) : "memory");
+    _tile_loadconfig(&config);
+  }
+  ~Tiles() {
+    keep_order();
+    if (before_[0] == 0)  // its palette
+      _tile_release();
+    else
+      _tile_loadconfig(before_);
+  }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+
+ private:
+  alignas(64) std::uint8_t before_[sizeof(TileConfig)];
+};

@@ -112,26 +112,24 @@ constexpr int kTileSums = 4;
 constexpr int kInt8Operations = 2 * kTileSums * 16 * 16 * 64, kBf16Operations = kInt8Operations / 2;
 
 std::uint32_t multiply_bytes(std::int64_t rounds, std::uint32_t seed) {
-  begin_tiles();
+  const Tiles tiles;
   do {
     _tile_dpbusd(0, 4, 6);
     _tile_dpbusd(1, 4, 7);
     _tile_dpbusd(2, 5, 6);
     _tile_dpbusd(3, 5, 7);
   } while (--rounds > 0);
-  end_tiles();
   return seed;
 }
 
 std::uint32_t multiply_halves(std::int64_t rounds, std::uint32_t seed) {
-  begin_tiles();
+  const Tiles tiles;
   do {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   } while (--rounds > 0);
-  end_tiles();
   return seed;
 }
 }  // namespace amx_loops

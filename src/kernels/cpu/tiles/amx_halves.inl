@@ -230,14 +230,13 @@ NIBBLE_VARIANT void stream_blocks(int blocks, const DotTask& t, const Lookup& lo
 void linear_streams(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m, std::int64_t height) {
   const Lookup lookup(*t.decoder);
   alignas(64) float sums[kTogether][kTokens * kRows];
-  begin_tiles(height);
+  const Tiles tiles(height);
   for (std::int64_t block = block_begin; block < block_end; block += kTogether) {
     const int blocks = static_cast<int>(least(block_end - block, kTogether));
     for (int b = 0; b < blocks; ++b) std::memset(sums[b], 0, static_cast<std::size_t>(height) * kRows * sizeof(float));
     blocks == 2 ? stream_blocks(2, t, lookup, block, m, height, sums[0]) : stream_blocks(1, t, lookup, block, m, height, sums[0]);
     for (int b = 0; b < blocks; ++b) t.outputs.store(sums[b], block + b, m, height);
   }
-  end_tiles();
 }
 
 void linear(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin) {
@@ -247,7 +246,7 @@ void linear(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, 
   const std::int64_t part_bytes = kPartBytes / (m_end - m_begin);
   const Lookup lookup(*t.decoder);
   alignas(64) float sums[kGroupBlocks][kTokens * kRows];
-  begin_tiles(m_end - m_begin);
+  const Tiles tiles(m_end - m_begin);
   for (std::int64_t begin = block_begin, end = 0; begin < block_end; begin = end) {
     end = least(begin + kGroupBlocks, block_end);
     for (std::int64_t i = 0; i < end - begin; ++i)
@@ -267,5 +266,4 @@ void linear(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, 
     }
     for (std::int64_t block = begin; block < end; ++block) t.outputs.store(sums[block - begin], block, m_begin, m_end - m_begin);
   }
-  end_tiles();
 }

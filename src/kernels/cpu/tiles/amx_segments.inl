@@ -336,7 +336,7 @@ void linear_int8(const DotTask& t, std::int64_t block_begin, std::int64_t block_
   Walk walks[kGroupBlocks];
   int now = 0;  // of the chunks
   Chunk chunks[2];
-  begin_tiles(m_end - m_begin);
+  const Tiles in_use(m_end - m_begin);
   for (std::int64_t begin = block_begin, end = 0; begin < block_end; begin = end) {
     end = least(begin + kGroupBlocks, block_end);
     for (std::int64_t i = 0; i < (end - begin) * sums; i += kLanes) store(out + i, Vec{});
@@ -366,5 +366,4 @@ void linear_int8(const DotTask& t, std::int64_t block_begin, std::int64_t block_
       for (std::int64_t m = m_begin; m < m_end; m += t.tile)
         t.outputs.store(out + (block - begin) * sums + (m - m_begin) * kRows, block, m, least(t.m - m, t.tile));
   }
-  end_tiles();
 }

@@ -70,8 +70,9 @@ __attribute__((noinline)) void sum_pixel_tile(bool both, const Decoder& d, const
 #else
 inline std::int64_t room(std::int64_t height) { return height; }
 inline std::int64_t row_bytes(std::int64_t octets) { return tile::kOctet * octets; }
-inline void begin_tiles(std::int64_t) {}
-inline void end_tiles() {}
+struct Tiles {
+  explicit Tiles(std::int64_t) {}
+};
 
 #include "kernels/cpu/tiles/streams.inl"
 
@@ -603,7 +604,7 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
   const auto codes_at = [&](std::int64_t block, std::int64_t octet) {
     return t.weight + geo.record(block, 0) + geo.header_bytes + octet * geo.octet_bytes;
   };
-  begin_tiles(m_end - m_begin);
+  [[maybe_unused]] const Tiles in_use(m_end - m_begin);
   for (std::int64_t begin = block_begin, end = 0; begin < block_end; begin = end) {
     end = least(begin + group, block_end);
     for (std::int64_t octet = 0, count = 0; octet < octets; octet += count) {
@@ -642,7 +643,6 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
       }
     }
   }
-  end_tiles();
 }
 
 /// Σ of the `count` bytes of a pixel, a multiple of 4.
@@ -778,7 +778,7 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
   alignas(64) std::int32_t acc[kTile * kRows];
   alignas(64) float out[kTile * kRows];
   Ahead ahead = group_after(d.geometry, t.weight, block_begin, block_end, block_next, (halves + 1) / 2);
-  begin_tiles();
+  const Tiles in_use;
   for (std::int64_t half = 0; half < halves; half += 2) {
     const bool both = half + 1 < halves;
     const std::byte* first = address(half);
@@ -798,7 +798,6 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
       }
     }
   }
-  end_tiles();
 }
 #endif
 

@@ -136,7 +136,7 @@ def test_out_batches_and_plans(rng):
     for out in (np.zeros_like(y), nhwc(np.zeros_like(y)), np.zeros((2, 40, 9, 11), np.float32)[:, 8:32]):
         assert w.conv(x, padding=1, out=out) is out
         assert np.array_equal(out, y)
-    assert np.array_equal(w.conv(x[:1], padding=1), y[:1])
+    assert distance(w.conv(x[:1], padding=1), y[:1]) < 1e-6  # fewer pixels may take another kernel
     assert w.conv(x[:0], padding=1).shape == (0, 24, 9, 11)
     plans = w._weight.plans
     w.conv(x, padding=(1, 1))

@@ -121,7 +121,7 @@ def cpu_modes(data):
 def cpu_peers(data):
     """A row per mode, a column per M: the best other library's time over nibble's, geometric mean over the layers, and which it was most often."""
     if data is None:
-        return "Not measured yet: `./dev bench peers` measures it, `./dev docs` puts it here.\n"
+        return "Not measured yet: `./dev peers` measures it, `./dev docs` puts it here.\n"
     columns = sorted({r["m"] for r in data["results"]})
     cells = {}
     for r in data["results"]:

@@ -163,7 +163,8 @@ Status accepts(const Kernel& self, const Problem& p) {
   return accepts_form(self, p);
 }
 
-/// Nanoseconds per activation of one thread, measured with 32 tokens of 4,096 channels on an Emerald Rapids core.
+/// Nanoseconds per activation of one thread on an Emerald Rapids core; of segments a value between those of 128 and of 32 channels. Of layers of 32
+/// and of 64 output channels, measured by `nibble bench`, the step is twice the time of the first less that of the second.
 template <const double& kNanoseconds>
 double cost_us(const Kernel&, const Problem& p) {
   const std::int64_t threads = std::min<std::int64_t>(p.machine.threads, p.m);

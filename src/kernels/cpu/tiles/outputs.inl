@@ -45,16 +45,15 @@ inline void store_codes(std::byte* to, Vec x, const Divisor& scale, std::int32_t
   constexpr float kFar = 512;  // codes of larger magnitudes saturate for every zero point
   const Ints low = splat(static_cast<std::int32_t>(range.low)), high = splat(static_cast<std::int32_t>(range.high));
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512
-  const Vec most = Vec{} + kFar, least = Vec{} - kFar;
   Vec q;
   if (scale.usual) {  // the remainder of a limited quotient is no NaN, and larger quotients stay beyond the limit
-    q = _mm512_maskz_min_ps(0xffff, _mm512_maskz_max_ps(0xffff, x * scale.inverse, least), most);
+    q = within(x * scale.inverse, kFar);
     q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, scale.by, x), scale.inverse, q);
   } else {
     q = x / scale.by;
   }
-  q = _mm512_maskz_min_ps(0xffff, _mm512_maskz_max_ps(0xffff, q, least), most);
-  __m512i code = _mm512_maskz_mov_epi32(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), reinterpret_cast<__m512i>(to_ints(q) + zero));
+  const Ints near = to_ints(within(q, kFar)) + zero;
+  __m512i code = _mm512_maskz_mov_epi32(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), reinterpret_cast<__m512i>(near));
   code = _mm512_maskz_max_epi32(0xffff, code, reinterpret_cast<__m512i>(low));
   code = _mm512_maskz_min_epi32(0xffff, code, reinterpret_cast<__m512i>(high));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(0xffff, code));

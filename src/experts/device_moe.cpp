@@ -81,6 +81,7 @@ Status MoePlan::Impl::run_on_device(const PackedExperts& gate_up_experts, const 
     a.shape[0] = rows;
     tiles.source = sort.pair_of;
     tiles.divisor = sort.top_k;
+    tiles.row_of = sort.row_of;
     if (sorts) tiles.sort = &sort;
     joined = joins(gate_up, down, rows) && !experts::changes_channels(down_experts);
     NIBBLE_RETURN_IF_ERROR(joined ? run_joined({gate_up, gate_up_experts.for_plans(), tiles, a, middle},

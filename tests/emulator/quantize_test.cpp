@@ -37,6 +37,8 @@ enum class Kind {
   offset_terms
 };
 
+constexpr int kDivisor = 3;  // of fetched rows
+
 /// Channels of a fold, where so many share a scale.
 int fold_of(int group) { return group == 0 || group >= 128 ? 128 : std::min(group, 32); }
 
@@ -48,8 +50,9 @@ struct Case {
   int padding = 0;  // elements between rows
   bool prescaled = false;
   bool fetched = false;  // rows lie in another order, and `source` names them
+  bool copied = false;   // of each kDivisor rows that are equal, and `row_of` is given, too
 
-  int place(int row) const { return fetched ? m - 1 - row : row; }
+  int place(int row) const { return copied ? (m - 1 - row) / kDivisor : fetched ? m - 1 - row : row; }
   bool online() const { return kind >= Kind::terms; }
   bool offsets() const { return kind == Kind::s8_offsets || kind == Kind::offset_terms; }
   bool e4m3() const { return kind == Kind::e4m3_token || kind == Kind::groups || kind == Kind::halves; }
@@ -62,7 +65,8 @@ std::string name(const Case& c) {
   const char* const kinds[] = {"s8",       "s8_zeros", "s8_static", "s8_offsets",  "e4m3",       "e4m3",
                                "s8_zeros", "halves",   "terms",     "plain_terms", "zero_terms", "offset_terms"};
   return fmt::format("{}_{}_{}x{}_g{}{}{}{}", kinds[static_cast<int>(c.kind)], nibble::name(c.type), c.m, c.k, c.group,
-                     c.padding != 0 ? "_padded" : "", c.prescaled ? "_prescaled" : "", c.fetched ? "_fetched" : "");
+                     c.padding != 0 ? "_padded" : "", c.prescaled ? "_prescaled" : "", c.fetched ? "_fetched" : "") +
+         (c.copied ? "_copied" : "");
 }
 
 class EmulatedQuantizer : public testing::TestWithParam<Case> {};
@@ -77,21 +81,31 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
   std::vector<std::uint8_t> a(static_cast<std::size_t>(c.m * stride * element));
   std::vector<float> x(static_cast<std::size_t>(c.m * c.k)), prescale;
   for (int k = 0; k < c.k; ++k) prescale.push_back(c.prescaled ? 0.5f + static_cast<float>(random() % 100) / 64 : 1.0f);
+  const auto in_memory = [&](int m, int k) { return a.data() + static_cast<std::size_t>((c.place(m) * stride + k) * element); };
   for (int m = 0; m < c.m; ++m)
     for (int k = 0; k < c.k; ++k) {
-      const bool spoiled = m == 1 && k == c.k / 2;  // an infinity, whose row or group becomes NaN
+      const bool spoiled = c.place(m) == c.place(1) && k == c.k / 2;  // an infinity, whose row or group becomes NaN
       const float value = spoiled ? -std::numeric_limits<float>::infinity() : (static_cast<float>(random() % 4001) - 1500) / 512;
-      std::uint8_t* to = a.data() + static_cast<std::size_t>((c.place(m) * stride + k) * element);
+      const f16 half = to_f16(value);
+      const bf16 brief = to_bf16(value);
+      if (c.type == DType::f32)
+        std::memcpy(in_memory(m, k), &value, 4);
+      else if (c.type == DType::f16)
+        std::memcpy(in_memory(m, k), &half, 2);
+      else
+        std::memcpy(in_memory(m, k), &brief, 2);
+    }
+  for (int m = 0; m < c.m; ++m)
+    for (int k = 0; k < c.k; ++k) {
       float& read = x[static_cast<std::size_t>(m * c.k + k)];
-      if (c.type == DType::f32) {
-        std::memcpy(to, &value, 4), read = value;
-      } else if (c.type == DType::f16) {
-        const f16 half = to_f16(value);
-        std::memcpy(to, &half, 2), read = to_f32(half);
-      } else {
-        const bf16 half = to_bf16(value);
-        std::memcpy(to, &half, 2), read = to_f32(half);
-      }
+      f16 half;
+      bf16 brief;
+      if (c.type == DType::f32)
+        std::memcpy(&read, in_memory(m, k), 4);
+      else if (c.type == DType::f16)
+        std::memcpy(&half, in_memory(m, k), 2), read = to_f32(half);
+      else
+        std::memcpy(&brief, in_memory(m, k), 2), read = to_f32(brief);
       read *= prescale[static_cast<std::size_t>(k)];
     }
 
@@ -105,10 +119,11 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
   QuantizeTask task;
   task.a = a.data(), task.type = c.type, task.a_stride = stride, task.m = c.m, task.k = c.k;
   if (c.prescaled) task.prescale = prescale.data();
-  constexpr int kDivisor = 3;
-  std::vector<std::int32_t> source;
-  for (int m = 0; m < c.m; ++m) source.push_back(kDivisor * c.place(m) + m % kDivisor);
-  if (c.fetched) task.source = source.data(), task.divisor = kDivisor;
+  std::vector<std::int32_t> source, row_of(static_cast<std::size_t>(c.m));
+  for (int m = 0; m < c.m; ++m) source.push_back(c.copied ? c.m - 1 - m : kDivisor * c.place(m) + m % kDivisor);
+  for (int m = 0; m < c.m; ++m) row_of[static_cast<std::size_t>(c.m - 1 - m)] = m;
+  if (c.fetched || c.copied) task.source = source.data(), task.divisor = kDivisor;
+  if (c.copied) task.row_of = row_of.data();
   task.codes_type = c.e4m3() ? DType::e4m3 : DType::s8;
   task.zero_points = c.zeros();
   task.group = c.group;
@@ -272,6 +287,14 @@ constexpr Case kCases[] = {
     {.kind = Kind::s8_offsets, .type = DType::bf16, .m = 9, .k = 416, .group = 32, .fetched = true},
     {.kind = Kind::groups, .type = DType::bf16, .m = 70, .k = 1536, .group = 128, .fetched = true},
     {.kind = Kind::terms, .type = DType::bf16, .m = 40, .k = 2048, .group = 128, .fetched = true},
+    {.kind = Kind::groups, .type = DType::bf16, .m = 72, .k = 1536, .group = 128, .copied = true},
+    {.kind = Kind::groups, .type = DType::f32, .m = 30, .k = 1024, .group = 128, .copied = true},
+    {.kind = Kind::e4m3_token, .type = DType::f16, .m = 51, .k = 2048, .copied = true},
+    {.kind = Kind::e4m3_token, .type = DType::bf16, .m = 9, .k = 28672, .copied = true},
+    {.kind = Kind::s8_zeros, .type = DType::bf16, .m = 51, .k = 2048, .copied = true},
+    {.kind = Kind::s8_token, .type = DType::bf16, .m = 51, .k = 2048, .copied = true},
+    {.kind = Kind::group_zeros, .type = DType::f16, .m = 72, .k = 1536, .group = 32, .copied = true},
+    {.kind = Kind::e4m3_token, .type = DType::bf16, .m = 3, .k = 72, .copied = true},
 };
 
 INSTANTIATE_TEST_SUITE_P(Quantizer, EmulatedQuantizer, testing::ValuesIn(kCases),

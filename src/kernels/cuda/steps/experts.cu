@@ -315,6 +315,11 @@ __global__ void __launch_bounds__(kGatherThreads) gather_rows_kernel(const __gri
 
 constexpr int kCombineThreads = 128;
 constexpr int kColumns = 8;  // of a thread
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kVectorCtas = 5;  // of an SM: six would spill registers
+#else
+constexpr int kVectorCtas = 6;
+#endif
 
 /// Eight results of a row, as they lie in memory: conversions would wait for each load before the next one.
 template <DType kType>
@@ -344,9 +349,11 @@ struct Results {
   }
 };
 
-/// Eight results of a token are loaded at once, and added one after the other, while the next ones' rows and weights are on their way.
-template <DType kType>
-__global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __grid_constant__ CombineTask p) {
+/// Eight results of a token are loaded at once, and added one after the other, while the next ones' rows and weights are on their way. kVectors: they are
+/// whole vectors of 16-bit floats without a bias, for which fewer registers do, so that more CTAs have loads in flight.
+template <DType kType, bool kVectors>
+__global__ void __launch_bounds__(kCombineThreads, kVectors ? kVectorCtas : 1)
+    combine_rows_kernel(const __grid_constant__ CombineTask p) {
   constexpr int kResults = 8;
   let_successor_start();
   const int n = static_cast<int>(blockIdx.x * kCombineThreads + threadIdx.x) * kColumns;
@@ -364,7 +371,8 @@ __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __g
   };
   load(static_cast<int>(blockIdx.y), 0);
   wait_for_predecessor();
-  const bool whole = n + kColumns <= p.n, vectors = whole && p.n % (kType == DType::f32 ? 4 : 8) == 0;
+  const bool whole = kVectors || n + kColumns <= p.n;
+  const bool vectors = kVectors || (whole && p.n % (kType == DType::f32 ? 4 : 8) == 0);
 #pragma unroll 1
   for (int t = static_cast<int>(blockIdx.y); t < p.tokens; t += static_cast<int>(gridDim.y)) {
     float sum[kColumns] = {};
@@ -375,7 +383,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __g
       float factor[kResults];
 #pragma unroll
       for (int i = 0; i < kResults; ++i) {
-        of_row[i] = row[i], factor[i] = weight[i];
+        of_row[i] = row[i], factor[i] = row[i] < 0 ? 0.0f : weight[i];
         if (row[i] < 0) continue;
         const std::int64_t at = static_cast<std::int64_t>(row[i]) * p.n + n;
         vectors ? result[i].load(p.results, at) : result[i].load_some(p.results, at, p.n - n);
@@ -384,11 +392,11 @@ __global__ void __launch_bounds__(kCombineThreads) combine_rows_kernel(const __g
       if (const int next = more ? t : t + static_cast<int>(gridDim.y); next < p.tokens) load(next, more ? first + kResults : 0);
 #pragma unroll
       for (int i = 0; i < kResults; ++i) {
-        if (of_row[i] < 0) continue;
+        if (!kVectors && of_row[i] < 0) continue;  // else what does not exist adds 0 · 0, and no sum is −0
         float v[kColumns];
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) v[c] = result[i][c];
-        if (p.bias.data != nullptr) {
+        if (!kVectors && p.bias.data != nullptr) {
           const std::int64_t of = __ldcg(p.expert_of + of_row[i]) * p.bias.stride + n;
 #pragma unroll
           for (int c = 0; c < kColumns; ++c)
@@ -456,9 +464,13 @@ cudaError_t gather_expert_rows(const GatherRowsTask& task, cudaStream_t stream) 
 
 cudaError_t combine_rows(const CombineTask& task, cudaStream_t stream) {
   if (task.tokens < 1 || task.n < 1 || task.top_k < 1) return cudaErrorInvalidValue;
-  const auto kernel = task.type == DType::f16    ? combine_rows_kernel<DType::f16>
-                      : task.type == DType::bf16 ? combine_rows_kernel<DType::bf16>
-                                                 : combine_rows_kernel<DType::f32>;
+  const auto kernel_of = [&task](auto vectors) {
+    return task.type == DType::f16    ? combine_rows_kernel<DType::f16, vectors>
+           : task.type == DType::bf16 ? combine_rows_kernel<DType::bf16, vectors>
+                                      : combine_rows_kernel<DType::f32, false>;
+  };
+  const bool vectors = task.n % kColumns == 0 && task.bias.data == nullptr;
+  const auto kernel = vectors ? kernel_of(std::true_type{}) : kernel_of(std::false_type{});
   return launch_dependent(kernel, pieces_by_rows(task.n, kCombineThreads * kColumns, task.tokens), dim3(kCombineThreads), 0,
                           stream, task);
 }

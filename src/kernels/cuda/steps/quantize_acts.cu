@@ -35,8 +35,7 @@ namespace nibble::cuda {
 namespace {
 
 template <DType kType, int V, QuantizeOutput kOutput, bool kWhole>
-__global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
-                                  kRowThreads<kType, V, kWhole> == kWholeThreads && !kIsOnline<kOutput> ? kWholeCtas : 1)
+__global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>, kRowCtas<kType, V, kOutput, kWhole>)
     quantize_rows_kernel(const __grid_constant__ QuantizeParams given) {
   const QuantizeParams p = known_of<kWhole>(given);
   __shared__ Range ranges[kMaxWarps];
@@ -140,6 +139,7 @@ using Kernel = void (*)(QuantizeParams);
 
 struct Kernels {
   Kernel few, many, many_whole, long_whole, segments;
+  Kernel many_copies;  // many_whole for QuantizeTask::row_of
   int many_vectors;
 };
 /// With offsets a thread that has so many vectors has no register left.
@@ -151,17 +151,26 @@ constexpr Kernel long_whole() {
     return quantize_rows_kernel<kType, kLongVectors<kType>, kOutput, true>;
 }
 template <DType kType, QuantizeOutput kOutput>
+constexpr Kernel many_copies() {
+  if constexpr (kOutput == QuantizeOutput::sums)
+    return quantize_rows_kernel<kType, kManyVectors<kType>, QuantizeOutput::copies, true>;
+  else
+    return nullptr;
+}
+template <DType kType, QuantizeOutput kOutput>
 constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOutput, false>,
                            quantize_rows_kernel<kType, kManyVectors<kType>, kOutput, false>,
                            quantize_rows_kernel<kType, kManyVectors<kType>, kOutput, true>,
                            long_whole<kType, kOutput>(),
                            quantize_segments_kernel<kType, kOutput>,
+                           many_copies<kType, kOutput>(),
                            kManyVectors<kType>};
 /// A given scale is not looked for, so that parts of a row are independent and any row fits.
 template <QuantizeOutput kOutput>
 constexpr Kernels kKernels<DType::s8, kOutput>{quantize_rows_kernel<DType::s8, kFewVectors, kOutput, false>,
                                                quantize_rows_kernel<DType::s8, kManyVectors<DType::s8>, kOutput, false>,
                                                quantize_rows_kernel<DType::s8, kManyVectors<DType::s8>, kOutput, true>,
+                                               nullptr,
                                                nullptr,
                                                nullptr,
                                                kManyVectors<DType::s8>};
@@ -213,7 +222,7 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   if (const cudaError_t e = cudaGetDevice(&device)) return e;
   if (const cudaError_t e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return e;
 
-  const QuantizeParams p = params_of(task);
+  QuantizeParams p = params_of(task);
   const bool whole = task.prescale == nullptr && task.perm == nullptr && p.source.vector_loads && p.vector_stores &&
                      p.k % kEach == 0 && p.columns == p.k;
   const bool online = task.terms != nullptr, given = task.type == DType::s8;
@@ -246,17 +255,23 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
       threads_for(2 * kernels.many_vectors) <= kMaxThreads)
     return launch_dependent(kernels.long_whole, static_cast<unsigned>(task.m),
                             static_cast<unsigned>(threads_for(2 * kernels.many_vectors)), 0, stream, p);
+  const bool copies = many && !known && task.row_of != nullptr && task.sums == nullptr && kernels.many_copies != nullptr;
   for (const int each : {many ? kernels.many_vectors : kFewVectors, kernels.many_vectors, kFewVectors}) {
     const int wanted = threads_for(each);
     if (!fits || (wanted > kMaxThreads && !divisible) || (grouped && each > p.group_lanes)) continue;
     const int team = divisible ? std::min(wanted, kPartThreads) : wanted;
     const int parts = (vectors + team * each - 1) / (team * each), teams = many ? std::max(1, kLeastThreads / team) : 1;
     if (parts > kMostParts) return cudaErrorInvalidConfiguration;
-    const dim3 grid(static_cast<unsigned>((task.m + teams - 1) / teams), static_cast<unsigned>(parts));
-    const dim3 block(static_cast<unsigned>(team), static_cast<unsigned>(teams));
     const bool has_group_zeros = grouped && task.zero_points && !online;  // which kernels of whole rows do not have
     const bool usual = whole && team * teams <= kWholeThreads && !has_group_zeros;
-    const Kernel kernel = each == kFewVectors ? kernels.few : usual ? kernels.many_whole : kernels.many;
+    Kernel kernel = each == kFewVectors ? kernels.few : usual ? kernels.many_whole : kernels.many;
+    if (copies && kernel == kernels.many_whole) {  // a token whose codes go to several rows is quantized once
+      kernel = kernels.many_copies;
+      p.task.m /= task.divisor;
+      p.source.source = nullptr;
+    }
+    const dim3 grid(static_cast<unsigned>((p.task.m + teams - 1) / teams), static_cast<unsigned>(parts));
+    const dim3 block(static_cast<unsigned>(team), static_cast<unsigned>(teams));
     return launch_dependent(kernel, grid, block, 0, stream, p);
   }
   if (online && several) return cudaErrorInvalidValue;  // groups of online quantization always fit lanes

@@ -20,8 +20,9 @@ constexpr int kMaxThreads = 1024;  // of a CTA: the maximum, for long rows
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr std::uint32_t kSignBit = 0x80000000u;
 
-/// What a kernel writes beside codes: their sums; the terms of folds; those with float offsets. Or, in their place, f16 numbers.
-enum class QuantizeOutput { sums, terms, offset_terms, halves };
+/// What a kernel writes beside codes: their sums; the terms of folds; those with float offsets. Or, in their place, f16 numbers. Or codes alone, in
+/// each of the rows that QuantizeTask::row_of names.
+enum class QuantizeOutput { sums, terms, offset_terms, halves, copies };
 /// Whether it writes terms.
 template <QuantizeOutput kOutput>
 constexpr bool kIsOnline = kOutput == QuantizeOutput::terms || kOutput == QuantizeOutput::offset_terms;
@@ -347,6 +348,19 @@ __device__ inline void store_rule(const QuantizeTask& t, std::int64_t row, std::
   if (t.zeros != nullptr) t.zeros[row * t.zero_row + group * t.zero_group] = rule.zero;
 }
 
+/// Calls use(row) for the row, or for copies for each row whose place in memory is that one.
+template <QuantizeOutput kOutput, class Use>
+__device__ __forceinline__ void for_each_row(const QuantizeTask& t, std::int64_t row, Use use) {
+  if constexpr (kOutput != QuantizeOutput::copies) {
+    use(row);
+  } else {
+    const std::int32_t* const rows = t.row_of + row * t.divisor;
+#pragma unroll 4
+    for (int i = 0; i < t.divisor; ++i)
+      if (const std::int32_t to = __ldcg(rows + i); to >= 0) use(to);
+  }
+}
+
 // ---- rows in registers
 
 /// The least number of lanes of a group, among which V rules are divided: V of many rows, and of few.
@@ -393,6 +407,11 @@ template <DType kType>
 constexpr int kLongVectors = 2 * kManyVectors<kType>;
 template <DType kType, int V, bool kWhole>
 constexpr int kRowThreads = !kWhole || V == kLongVectors<kType> ? kMaxThreads : kWholeThreads;
+/// Codes for copies stay in registers, of which a third CTA would leave too few.
+template <DType kType, int V, QuantizeOutput kOutput, bool kWhole>
+constexpr int kRowCtas = kRowThreads<kType, V, kWhole> != kWholeThreads || kIsOnline<kOutput> ? 1
+                         : kOutput == QuantizeOutput::copies                                  ? 2
+                                                                                              : kWholeCtas;
 
 /// The codes of vectors first, first + step, … of a row, which a team has in registers; with their scales, zero points, sums and terms. Of a
 /// row that does not exist nothing is written. All threads of the CTA must call this.
@@ -437,7 +456,8 @@ __device__ __forceinline__ void quantize_row(Raw<kType> (&raw)[V], const Quantiz
     }
     const int at = first + share * step, place = team.thread & (p.group_lanes - 1);
     const int group = at >> p.group_shift;  // it begins before K, even if this lane's vector does not
-    if (place == share && group << p.group_shift < p.k && exists) store_rule(t, row, group, own);
+    if (place == share && group << p.group_shift < p.k && exists)
+      for_each_row<kOutput>(t, row, [&](std::int64_t to) { store_rule(t, to, group, own); });
 #pragma unroll
     for (int i = 0; i < kRules; ++i) {
       const int from = team.thread % 32 / V * V + i;
@@ -450,11 +470,26 @@ __device__ __forceinline__ void quantize_row(Raw<kType> (&raw)[V], const Quantiz
     }
   } else {
     const Rule all = rule_of<kOffsets>(t, team.reduce(range_of<kOffsets>(raw, p, first, step), ranges));
-    if (team.thread == 0 && exists) store_rule(t, row, 0, all);
+    if (team.thread == 0 && exists) for_each_row<kOutput>(t, row, [&](std::int64_t to) { store_rule(t, to, 0, all); });
 #pragma unroll
     for (Rule& r : rule) r = all;
   }
 
+  if constexpr (kOutput == QuantizeOutput::copies) {
+    uint2 codes[V];
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      raw[i].keep_raw();
+      codes[i] = codes_of(raw[i], p, first + i * step, rule[i % kRules], t.codes_type == DType::e4m3);
+    }
+    if (!exists) return;
+    for_each_row<kOutput>(t, row, [&](std::int64_t to) {
+#pragma unroll
+      for (int i = 0; i < V; ++i)
+        if (first + i * step < p.columns) store(codes[i], p, to, first + i * step);
+    });
+    return;
+  }
   std::int32_t sum = 0;
 #pragma unroll
   for (int i = 0; i < V; ++i) {

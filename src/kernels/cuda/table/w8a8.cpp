@@ -99,7 +99,8 @@ QuantizeTask rows_to_quantize(const StepArgs& args) {
                     .sums = const_cast<std::int32_t*>(acts.sums),
                     .sum_row = 1};
   if (w.act_limit) task.limit = *w.act_limit;
-  if (args.experts != nullptr) task.source = args.experts->source, task.divisor = args.experts->divisor;
+  if (const ExpertTiles* experts = args.experts)
+    task.source = experts->source, task.divisor = experts->divisor, task.row_of = experts->row_of;
   return task;
 }
 

@@ -30,6 +30,8 @@ struct ExpertTiles {
   std::int64_t weight_pitch = 0;
   const std::int32_t* source = nullptr;  // [M], device memory: row r of A is row source[r] / divisor in memory; null: row r
   int divisor = 1;                       // only for Kernel::fetches_rows
+  const std::int32_t* row_of =
+      nullptr;  // [M], device memory: the inverse of `source`, −1 where no row has that source; null: not known
   const SortTask* sort =
       nullptr;  // host memory: of up to kFewPairs pairs, which the kernel sorts first; only for products that fetch rows themselves
   const float* scale2 = nullptr;            // [E], device memory: what sums of each expert are multiplied by; null: nothing

@@ -18,6 +18,9 @@ struct QuantizeTask {
   std::int64_t m = 0, k = 0;
   const std::int32_t* source = nullptr;  // [M], of floats: row r of A is row source[r] / divisor in memory; null: row r
   int divisor = 1;
+  /// [M], the inverse of `source`: the row that source[r] = i names is row_of[i], or −1 where none does. Where it is given, many rows are quantized
+  /// once for all of the `divisor` rows that have one place in memory; rows that `source` does not name are not written then.
+  const std::int32_t* row_of = nullptr;
   const std::int32_t* perm = nullptr;                    // [K]: position k is input channel perm[k]; null: in order
   const float* prescale = nullptr;                       // [K]: what an input channel is multiplied by first
   float limit = std::numeric_limits<float>::infinity();  // ranges end at ±limit; larger magnitudes saturate

@@ -1,7 +1,7 @@
 // The loops of bf16_tile.hpp in tiles of AMX, included by bf16_tile.inl.
 //
 //   for each group of up to 16 row blocks, for each part of K             a part's rows of all tokens stay in L2
-//     for each pair of row blocks, for each segment
+//     for each pair of row blocks, for each segment                       short segments: for each 64 tokens, whose sums stay in L1
 //       codes → two panels                                                in L1; once for all tokens
 //       for each 16 tokens
 //         rows × panels → acc                                             tile registers → L1
@@ -20,6 +20,9 @@ constexpr int kTogether = 2;                // row blocks
 /// Row blocks that a part of the activations is multiplied by, and the bytes of such a part: with the sums, 512 KiB, a little more than half
 /// of an L2 of 2 MiB.
 constexpr std::int64_t kGroupBlocks = 16, kPartBytes = 640 << 10;
+/// Tokens that a pair of row blocks is multiplied by in segments of one step, whose sums are loaded and stored as often as tiles are: 16 KiB of
+/// sums stay in L1, which is worth decoding once more for the next ones.
+constexpr std::int64_t kShortTokens = 64;
 
 inline std::int64_t steps_of(std::int64_t octets) { return (4 * octets + kStepPairs - 1) / kStepPairs; }
 
@@ -28,7 +31,6 @@ struct Segment {
   Header headers[kTogether];
   const std::byte* panels[kTogether];
   std::int64_t steps;
-  std::int64_t share;  // of the rows of the unit before, which are scaled between two steps
 };
 
 /// Sums of 16 tokens that are to be scaled.
@@ -40,69 +42,86 @@ struct Unit {
   std::int64_t height;
 };
 
-/// sum[begin … end)[R] += scale ∘ acc, also times the scales of tokens. `blocks` and `tokens` (there are some) are constants at every call.
-NIBBLE_VARIANT void scale_some(int blocks, bool tokens, const Unit& unit, std::int64_t begin, std::int64_t end) {
+/// sum[begin … end)[R] += scale ∘ acc of a row block, also times the scales of tokens. `tokens` (there are some) is a constant at every call.
+NIBBLE_VARIANT void scale_block(bool tokens, int block, const Unit& unit, std::int64_t begin, std::int64_t end) {
   const float* const of_tokens = unit.tokens;
-  for (int b = 0; b < blocks; ++b) {
-    Vec scale[kVecs];
-    for (int v = 0; v < kVecs; ++v) scale[v] = unit.headers[b].scale[v];
-    const float* acc = unit.acc[b] + begin * kRows;
-    float* sums = unit.sums + b * kTokens * kRows + begin * kRows;
-    for (std::int64_t m = begin; m < end; ++m, acc += kRows, sums += kRows)
-      for (int v = 0; v < kVecs; ++v) {
-        const Vec x = load(acc + v * kLanes) * (tokens ? scale[v] * of_tokens[m] : scale[v]);
-        store(sums + v * kLanes, load(sums + v * kLanes) + x);
-      }
+  Vec scale[kVecs];
+  for (int v = 0; v < kVecs; ++v) scale[v] = unit.headers[block].scale[v];
+  const float* acc = unit.acc[block] + begin * kRows;
+  float* sums = unit.sums + block * kTokens * kRows + begin * kRows;
+  for (std::int64_t m = begin; m < end; ++m, acc += kRows, sums += kRows)
+    for (int v = 0; v < kVecs; ++v) {
+      const Vec x = load(acc + v * kLanes) * (tokens ? scale[v] * of_tokens[m] : scale[v]);
+      store(sums + v * kLanes, load(sums + v * kLanes) + x);
+    }
+}
+/// Rows [begin, end) of a unit: 16 of the first row block, then 16 of the second. `blocks` is a constant at every call.
+NIBBLE_VARIANT void scale_rows(int blocks, const Unit& unit, std::int64_t begin, std::int64_t end) {
+  for (int b = 0; b < blocks; ++b, begin -= kTileRows, end -= kTileRows) {
+    const std::int64_t first = begin > 0 ? begin : 0, last = least(end, unit.height);
+    if (first >= last) continue;
+    unit.tokens != nullptr ? scale_block(true, b, unit, first, last) : scale_block(false, b, unit, first, last);
   }
 }
-NIBBLE_VARIANT void scale_rows(int blocks, const Unit& unit, std::int64_t begin, std::int64_t end) {
-  end = least(end, unit.height);
-  unit.tokens != nullptr ? scale_some(blocks, true, unit, begin, end) : scale_some(blocks, false, unit, begin, end);
-}
+/// Rows that are scaled after each of `steps` steps.
+inline std::int64_t share_of(int blocks, std::int64_t steps) { return (blocks * kTileRows + steps - 1) / steps; }
 
-/// Adds one term of 16 tokens × 32 channels. `blocks` is a constant at every call.
-NIBBLE_VARIANT void multiply_step(int blocks, const std::byte* a, const std::byte* first, const std::byte* second) {
+/// Adds one term of 16 tokens × 32 channels, of the first row block and of the second.
+inline void multiply_first(const std::byte* a, const std::byte* panel) {
   keep_order();
   _tile_stream_loadd(4, a, kTileBytes);
-  _tile_loadd(6, first, kQuadBytes);
-  _tile_loadd(7, first + kTileBytes, kQuadBytes);
+  _tile_loadd(6, panel, kQuadBytes);
+  _tile_loadd(7, panel + kTileBytes, kQuadBytes);
   _tile_dpbf16ps(0, 4, 6);
   _tile_dpbf16ps(1, 4, 7);
-  if (blocks > 1) {
-    _tile_loadd(6, second, kQuadBytes);
-    _tile_loadd(7, second + kTileBytes, kQuadBytes);
-    _tile_dpbf16ps(2, 4, 6);
-    _tile_dpbf16ps(3, 4, 7);
-  }
+  keep_order();
+}
+inline void multiply_second(const std::byte* panel) {
+  keep_order();
+  _tile_loadd(6, panel, kQuadBytes);
+  _tile_loadd(7, panel + kTileBytes, kQuadBytes);
+  _tile_dpbf16ps(2, 4, 6);
+  _tile_dpbf16ps(3, 4, 7);
   keep_order();
 }
 
-/// unit.acc = the sums. `blocks` is a constant at every call.
-NIBBLE_VARIANT void store_unit(int blocks, Unit& unit) {
+/// unit.acc = the sums of a row block.
+NIBBLE_VARIANT void store_block(int block, Unit& unit) {
   constexpr int kAccBytes = 4 * kRows;
   keep_order();
-  _tile_stored(0, unit.acc[0], kAccBytes);
-  _tile_stored(1, unit.acc[0] + kLanes, kAccBytes);
-  if (blocks > 1) {
+  if (block == 0) {
+    _tile_stored(0, unit.acc[0], kAccBytes);
+    _tile_stored(1, unit.acc[0] + kLanes, kAccBytes);
+  } else {
     _tile_stored(2, unit.acc[1], kAccBytes);
     _tile_stored(3, unit.acc[1] + kLanes, kAccBytes);
   }
   keep_order();
 }
 
-/// unit.acc = A'[16] · panels, while the unit before is scaled.
-NIBBLE_VARIANT void multiply_unit(int blocks, const Segment& segment, const std::byte* a, int terms, Unit& unit,
-                                  const Unit& before, Ahead* ahead) {
-  clear_sums();
-  const std::int64_t steps = segment.steps, share = before.headers == nullptr ? 0 : segment.share;
-  for (std::int64_t s = 0, row = 0; s < steps; ++s, row += share) {
+/// unit.acc = A'[16] · panels, but for the second row block, whose sums remain in their tiles. Those of the unit before are stored, and all of
+/// it is scaled. `blocks` is a constant at every call.
+NIBBLE_VARIANT void multiply_unit(int blocks, const Segment& segment, const std::byte* a, int terms, Unit& unit, Unit& before,
+                                  Ahead* ahead) {
+  const std::int64_t steps = segment.steps, share = before.headers == nullptr ? 0 : share_of(blocks, steps);
+  _tile_zero(0);
+  _tile_zero(1);
+  for (std::int64_t s = 0; s < steps; ++s) {
     const std::int64_t panel = s * kStepPairs * kQuadBytes;
-    for (int i = 0; i < terms; ++i, a += kTileRows * kTileBytes)
-      multiply_step(blocks, a, segment.panels[0] + panel, segment.panels[1] + panel);
+    for (int i = 0; i < terms; ++i, a += kTileRows * kTileBytes) {
+      multiply_first(a, segment.panels[0] + panel);
+      if (blocks == 1) continue;
+      if (s == 0 && i == 0) {
+        if (before.headers != nullptr) store_block(1, before);
+        _tile_zero(2);
+        _tile_zero(3);
+      }
+      multiply_second(segment.panels[1] + panel);
+    }
     for (int b = 0; b < blocks; ++b) ahead[b].prefetch();
-    if (share != 0) scale_rows(blocks, before, row, row + share);
+    if (share != 0) scale_rows(blocks, before, s * share, (s + 1) * share);
   }
-  store_unit(blocks, unit);
+  store_block(0, unit);
 }
 
 /// The sums of tokens [m_begin, m_end) of a pair of row blocks, or of the last one alone, over segments [k, k_end). `units` and `segments` take
@@ -120,7 +139,6 @@ NIBBLE_VARIANT void multiply_blocks(int blocks, const DotTask& t, const Lookup& 
     const std::int64_t end = t.segments.end(k), octets = tile::Geometry::octets(end - k);
     Segment& segment = segments[segment_now];
     segment.steps = steps_of(octets);
-    segment.share = (kTileRows + segment.steps - 1) / segment.steps;
     Ahead ahead[kTogether];  // as many bytes as the segment has, behind it
     for (int b = 0; b < blocks; ++b) {
       const std::int64_t bytes = octets * d.geometry.octet_bytes;
@@ -129,7 +147,6 @@ NIBBLE_VARIANT void multiply_blocks(int blocks, const DotTask& t, const Lookup& 
       segment.panels[b] =
           fill(d, lookup, t.weight, block + b, k, octets, segment.steps * kStepPairs, segment.headers[b], panels[b]);
     }
-    if (blocks == 1) segment.panels[1] = segment.panels[0];
     for (std::int64_t m = m_begin; m < m_end; m += kTileRows) {
       const std::int64_t tile = m / kTile * kTile, tokens = room(least(t.m - tile, kTile)), half = m % kTile / kTileRows;
       const std::byte* const at = t.activations + tile * t.token_bytes + offset * tokens;
@@ -147,7 +164,8 @@ NIBBLE_VARIANT void multiply_blocks(int blocks, const DotTask& t, const Lookup& 
     segment_now = 1 - segment_now;
     k = end;
   }
-  scale_rows(blocks, units[1 - now], 0, kTileRows);
+  if (blocks > 1) store_block(1, units[1 - now]);
+  scale_rows(blocks, units[1 - now], 0, blocks * kTileRows);
 }
 
 /// Row blocks that a single unit of tokens is multiplied by: their next 32 channels are decoded while these are multiplied.
@@ -205,25 +223,28 @@ NIBBLE_VARIANT void stream_blocks(int blocks, const DotTask& t, const Lookup& lo
     const std::int64_t steps = steps_of(tile::Geometry::octets(end - k));
     const std::byte* a = at + t.segment_header * tokens + half * steps * t.terms * kTileRows * kTileBytes;
     const Unit& before = units[1 - now];
-    const std::int64_t share = before.headers == nullptr ? 0 : (kTileRows + steps - 1) / steps;
+    const std::int64_t share = before.headers == nullptr ? 0 : share_of(blocks, steps);
     Unit& unit = units[now];
     unit.headers = stream.headers[stream.now];
     clear_sums();
     for (std::int64_t step = 0; step < steps; ++step, panel = 1 - panel) {
       const auto* const first = reinterpret_cast<const std::byte*>(panels[panel][0]);
       const auto* const second = reinterpret_cast<const std::byte*>(panels[panel][blocks - 1]);
-      for (int i = 0; i < t.terms; ++i, a += kTileRows * kTileBytes) multiply_step(blocks, a, first, second);
+      for (int i = 0; i < t.terms; ++i, a += kTileRows * kTileBytes) {
+        multiply_first(a, first);
+        if (blocks > 1) multiply_second(second);
+      }
       if (share != 0) scale_rows(blocks, before, step * share, (step + 1) * share);
       if (stream.k < t.segments.k) decode(panels[1 - panel]);
     }
-    store_unit(blocks, unit);
+    for (int b = 0; b < blocks; ++b) store_block(b, unit);
     unit.tokens = t.segment_header == 0 ? nullptr : token_scales(t, at) + half * kTileRows;
     unit.sums = sums;
     unit.height = height;
     at += (t.segment_header + steps * t.terms * kTileBytes) * tokens;
     now = 1 - now;
   }
-  scale_rows(blocks, units[1 - now], 0, kTileRows);
+  scale_rows(blocks, units[1 - now], 0, blocks * kTileRows);
 }
 
 /// linear() of up to 16 tokens of a weight that is decoded.
@@ -244,6 +265,7 @@ void linear(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, 
   if (m_end - m_begin <= kTileRows && t.decoder->floats == DType::none)
     return linear_streams(t, block_begin, block_end, m_begin, m_end - m_begin);
   const std::int64_t part_bytes = kPartBytes / (m_end - m_begin);
+  const std::int64_t pass = steps_of(tile::Geometry::octets(t.segments.end(0))) == 1 ? kShortTokens : kTokens;
   const Lookup lookup(*t.decoder);
   alignas(64) float sums[kGroupBlocks][kTokens * kRows];
   const Tiles tiles(m_end - m_begin);
@@ -260,8 +282,12 @@ void linear(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, 
         k_end = next;
       }
       for (std::int64_t block = begin; block < end; block += kTogether)
-        block + 1 < end ? multiply_blocks(2, t, lookup, block, k, k_end, offset, m_begin, m_end, sums[block - begin])
-                        : multiply_blocks(1, t, lookup, block, k, k_end, offset, m_begin, m_end, sums[block - begin]);
+        for (std::int64_t m = m_begin; m < m_end; m += pass) {
+          const std::int64_t pass_end = least(m + pass, m_end);
+          float* const to = sums[block - begin] + (m - m_begin) * kRows;
+          block + 1 < end ? multiply_blocks(2, t, lookup, block, k, k_end, offset, m, pass_end, to)
+                          : multiply_blocks(1, t, lookup, block, k, k_end, offset, m, pass_end, to);
+        }
       offset += bytes;
     }
     for (std::int64_t block = begin; block < end; ++block) t.outputs.store(sums[block - begin], block, m_begin, m_end - m_begin);

@@ -450,6 +450,8 @@ def main():
             for m in map(int, args.M.split(",")):
                 r = measured(workers, mode, n, k, m, args.rounds, args.seconds)
                 data["results"].append(r)
+                if args.json:
+                    args.json.write_text(text(data))  # what is measured stays when the rest is not waited for
                 peers = {name: t for name, t in r["us"].items() if name != "nibble"}
                 best = min(peers, key=peers.get, default=None)
                 ratio = f"{peers[best] / r['us']['nibble']:.2f}× of {best}" if best and "nibble" in r["us"] else ""
@@ -458,8 +460,6 @@ def main():
         reasons = {(r["mode"], r["left_out"][name]) for r in data["results"] if name in r["left_out"]}
         for mode, reason in sorted(reasons):
             print(f"{name} × {mode}: {reason}", file=sys.stderr)
-    if args.json:
-        args.json.write_text(text(data))
     return 0
 
 

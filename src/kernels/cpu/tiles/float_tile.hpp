@@ -3,12 +3,11 @@
 // One task is blocks of R output channels × up to kTileM·kTilesPerBlock tokens. Block by block, or, of one tile of tokens where memory is read
 // faster so (ahead.hpp), four that take turns chunk by chunk:
 //
-//   for each group of the row block's records                    (scales and zeros become floats once)
-//     for each chunk of kChunk input channels
-//       decode  codes → f32 panel [kChunk][R]                     in L1; the only place that knows what codes mean
-//       for each tile of kTileM tokens
-//         sums[kTileM][R] = A'[kTileM] ⊗ panel                    registers over the chunk
-//         acc += scale ∘ sums
+//   for each chunk of kChunk input channels                      of one group, whose header is read once, or of several short ones
+//     decode  codes → f32 panel [kChunk][R]                       in L1; the only place that knows what codes mean
+//     for each tile of kTileM tokens
+//       sums[kTileM][R] = A'[kTileM] ⊗ panel                      registers over the chunk
+//       acc += scale ∘ sums
 //   epilogue, row by row
 //
 // e4m3 and e2m1 are multiplied as the values of their codes, whose sums are scaled; other weights are W in the panel already, and scale is 1.

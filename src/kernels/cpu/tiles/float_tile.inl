@@ -129,12 +129,15 @@ NIBBLE_VARIANT void multiply(int height, const float* a, const float* panel, int
   Vec c[kTileM][kVecs];
   for (int r = 0; r < height; ++r)
     for (int v = 0; v < kVecs; ++v) c[r][v] = Vec{};
-  for (int k = 0; k < count; ++k, a += height, panel += kRows) {
+  const float* const end = panel + count * kRows;
+  do {  // count > 0; where the loop may be skipped, GCC keeps sums in memory
     Vec w[kVecs];
     for (int v = 0; v < kVecs; ++v) w[v] = load(panel + v * kLanes);
     for (int r = 0; r < height; ++r)
       for (int v = 0; v < kVecs; ++v) c[r][v] += a[r] * w[v];
-  }
+    a += height;
+    panel += kRows;
+  } while (panel != end);
   add_chunk(height, c, scale, acc);
 }
 
@@ -212,34 +215,45 @@ void linear_blocks(const FloatTask& task, std::int64_t block, std::int64_t count
   Header headers[kMostStreams];
   std::memset(acc, 0, static_cast<std::size_t>(count * tokens) * kRows * sizeof(float));
 
-  for (std::int64_t g = 0; g < geo.groups(); ++g) {
+  // Weights that are scaled in the panel need no sums of their own group: short groups share a chunk.
+  const bool share = !scales && geo.group < kChunk && kChunk % geo.group == 0 && geo.group % tile::kOctet == 0;
+  for (std::int64_t i = 0; i < count; ++i)
+    for (int r = 0; r < kRows; ++r) scale[i][r] = 1.0f;
+
+  std::int64_t g = 0, in_group = 0;  // where the chunk begins
+  for (std::int64_t k = 0; k < geo.k;) {
+    const auto channels = static_cast<int>(least(kChunk, least(geo.k - k, share ? kChunk : geo.group - in_group)));
+    const bool few = NIBBLE_LOOKS_UP_BYTES && scales && tokens <= kFew && channels % tile::kOctet == 0;
     for (std::int64_t i = 0; i < count; ++i) {
-      headers[i] = header_of(d, task.weight + geo.record(block + i, g));
-      for (int r = 0; r < kRows; ++r) scale[i][r] = scales ? headers[i].scale[r] * d.scale2 : 1.0f;
-    }
-    const std::int64_t k_begin = g * geo.group;
-    const std::int64_t k_end = k_begin + geo.group < geo.k ? k_begin + geo.group : geo.k;
-    for (std::int64_t k = k_begin; k < k_end; k += kChunk) {
-      const int channels = static_cast<int>(k_end - k < kChunk ? k_end - k : kChunk);
-      for (std::int64_t i = 0; i < count; ++i) {
-        const std::byte* const octets = task.weight + geo.record(block + i, g) + geo.header_bytes;
-        const std::byte* const chunk = octets + (k - k_begin) / tile::kOctet * geo.octet_bytes;
-        float* const sums = acc + i * tokens * kRows;
+      float* const sums = acc + i * tokens * kRows;
+      const std::byte* codes = nullptr;  // of the chunk, part of a group; or of the last of several groups
+      std::int64_t group = g, at = in_group;
+      for (int c = 0, part = 0; c < channels; c += part, ++group, at = 0) {
+        part = static_cast<int>(least(channels - c, geo.group - at));
+        const std::byte* const record = task.weight + geo.record(block + i, group);
+        codes = record + geo.header_bytes + at / tile::kOctet * geo.octet_bytes;
+        if (at == 0) {
+          headers[i] = header_of(d, record);
+          for (int r = 0; scales && r < kRows; ++r) scale[i][r] = headers[i].scale[r] * d.scale2;
+        }
+        if (d.floats != DType::f32 && !few) decode_chunk(d, headers[i], codes, part, panel + c * kRows);
+      }
 #if NIBBLE_LOOKS_UP_BYTES
-        if (scales && tokens <= kFew && channels % tile::kOctet == 0) {
-          multiply_few(tokens, d, task.activations + m_begin * geo.k + k * tokens, chunk, channels, scale[i], sums);
-          continue;
-        }
+      if (few) {
+        multiply_few(tokens, d, task.activations + m_begin * geo.k + k * tokens, codes, channels, scale[i], sums);
+        continue;
+      }
 #endif
-        if (d.floats != DType::f32) decode_chunk(d, headers[i], chunk, channels, panel);
-        const float* const w =
-            d.floats == DType::f32 ? reinterpret_cast<const float*>(chunk) : panel;  // a dense f32 octet is its panel
-        for (std::int64_t m = m_begin; m < m_end; m += kTileM) {
-          const std::int64_t height = task.m - m < kTileM ? task.m - m : kTileM;
-          multiply_tile(height, task.activations + m * geo.k + k * height, w, channels, scale[i], sums + (m - m_begin) * kRows);
-        }
+      const float* const w =
+          d.floats == DType::f32 ? reinterpret_cast<const float*>(codes) : panel;  // a dense f32 octet is its panel
+      for (std::int64_t m = m_begin; m < m_end; m += kTileM) {
+        const std::int64_t height = task.m - m < kTileM ? task.m - m : kTileM;
+        multiply_tile(height, task.activations + m * geo.k + k * height, w, channels, scale[i], sums + (m - m_begin) * kRows);
       }
     }
+    k += channels;
+    in_group += channels;
+    for (; in_group >= geo.group; in_group -= geo.group) ++g;
   }
   for (std::int64_t i = 0; i < count; ++i) task.outputs.store(acc + i * tokens * kRows, block + i, m_begin, tokens);
 }

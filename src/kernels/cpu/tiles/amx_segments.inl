@@ -93,12 +93,11 @@ inline Ints less_bytes(Ints a, Ints b) {
 }
 
 /// Unpacks `octets` octets of codes, less `fold`, in the order of 8-bit octets; zeros follow up to a whole step. Adds them up in `column`.
-/// `bits` (4, 8; 0: any) and `columns` are
-/// constants at every call.
+/// `bits` (4, 8; 0: any) and `columns` are constants at every call.
 NIBBLE_VARIANT void spread_octets(int bits, bool columns, int width, const std::byte* codes, std::int64_t octets,
                                   const Ints* folds, std::byte* panel, Ints* column) {
   const tile::Planes planes = tile::planes(width);
-  Ints fold[kVecs];
+  Ints fold[kVecs], sums[2][kVecs] = {};  // two of each channel: a sum waits five clocks for the one before it
   for (int v = 0; v < kVecs; ++v) fold[v] = folds[v];
   const Ints ones = splat(0x01010101);
   std::int64_t o = 0;
@@ -108,8 +107,11 @@ NIBBLE_VARIANT void spread_octets(int bits, bool columns, int width, const std::
       const Ints low = less_bytes(quads.low, fold[v]), high = less_bytes(quads.high, fold[v]);
       store_ints(panel + v * kTileBytes, low);
       store_ints(panel + kQuadBytes + v * kTileBytes, high);
-      if (columns) column[v] = dot4(dot4(column[v], ones, low, 8), ones, high, 8);
+      if (!columns) continue;
+      sums[0][v] = dot4(sums[0][v], ones, low, 8);
+      sums[1][v] = dot4(sums[1][v], ones, high, 8);
     }
+  for (int v = 0; v < kVecs; ++v) column[v] += sums[0][v] + sums[1][v];
   for (; o % kStepOctets != 0; ++o, panel += 2 * kQuadBytes) std::memset(panel, 0, 2 * kQuadBytes);
 }
 

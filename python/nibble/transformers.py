@@ -29,6 +29,11 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 import nibble
 import nibble.torch as nt
 from nibble import _arrays, _core
+from nibble._torch.convert import _SKIP, _Skip, _why_not
+from nibble._torch.experts import activation_of, are_experts
+from nibble._torch.fuse import _Block
+from nibble._torch.layers import _float_weight, _parts
+from nibble._torch.shards import _replace
 from nibble.errors import InvalidArgument, NotFound, Unsupported
 
 __all__ = ["CheckpointConfig", "METHODS", "NibbleConfig", "NibbleQuantizer", "register", "unregister"]
@@ -52,12 +57,12 @@ class NibbleConfig(QuantizationConfigMixin):
     """
 
     def __init__(
-        self, scheme: str = "u4b8g128", *, skip: str | Sequence[str] = nt._SKIP, accumulation: str = "fast", fuse: bool = False,
+        self, scheme: str = "u4b8g128", *, skip: str | Sequence[str] = _SKIP, accumulation: str = "fast", fuse: bool = False,
         head: str | None = None, quant_method: str = "nibble",
     ) -> None:  # fmt: skip
         for each in (scheme,) if head is None else (scheme, head):
-            nt._parts(each)  # refuses activations that are none
-        nt._Skip(skip)
+            _parts(each)  # refuses activations that are none
+        _Skip(skip)
         self.quant_method, self.scheme, self.accumulation, self.fuse, self.head = quant_method, scheme, accumulation, fuse, head
         self.skip: Any = skip if isinstance(skip, str) else list(skip)
 
@@ -89,9 +94,9 @@ class _UnreadExperts(nn.Module):
 
     def __init__(self, module: nn.Module, of: Any) -> None:
         super().__init__()
-        if not nt._torch_experts.are_experts(module):
+        if not are_experts(module):
             raise Unsupported(f"it is inside {type(module).__name__} of {of}, whose experts nibble does not have")
-        self.activation, self.limits = nt._torch_experts.activation_of(module)
+        self.activation, self.limits = activation_of(module)
         self.count = module.down_proj.shape[0]
         self.names: dict[str, dict[tuple[int, int], str]] = {"gate_up_proj": {}, "down_proj": {}}
 
@@ -173,13 +178,13 @@ class NibbleQuantizer(HfQuantizer):
 
     def _why_float(self, name: str, layer: nn.Linear) -> str:
         """Why a float layer stays so; "" where it does not."""
-        act_scheme, scheme = nt._parts(self.quantization_config.scheme)
-        return "skip" if nt._Skip(self._skip)(name) else nt._why_not(layer, nt._float_weight(layer), scheme, act_scheme, False)
+        act_scheme, scheme = _parts(self.quantization_config.scheme)
+        return "skip" if _Skip(self._skip)(name) else _why_not(layer, _float_weight(layer), scheme, act_scheme, False)
 
     def _rules(self, model: Any) -> list[Any]:
         """What is skipped: what the config says, and the model's own heads, which may be new."""
         skip, heads = self.quantization_config.skip, frozenset(get_keys_to_not_convert(model))
-        own = list(skip) if not isinstance(skip, str) else [nt._Skip(skip) if skip == nt._SKIP else re.compile(skip)]
+        own = list(skip) if not isinstance(skip, str) else [_Skip(skip) if skip == _SKIP else re.compile(skip)]
         return [*own, heads.__contains__]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
@@ -227,10 +232,10 @@ class NibbleQuantizer(HfQuantizer):
 
     def _quantized(self, module: nibble.Module) -> tuple[nibble.QuantTensor, dict[str, Any]]:
         config = self.quantization_config
-        act_scheme, scheme = nt._parts(config.scheme)
+        act_scheme, scheme = _parts(config.scheme)
         q = nibble.quantize(self._checkpoint.tensor(f"{module.name}.weight"), scheme)
         if module.has_bias:
-            q = nt._replace(q, bias=self._checkpoint.tensor(f"{module.name}.bias"))
+            q = _replace(q, bias=self._checkpoint.tensor(f"{module.name}.bias"))
         return q, {"act_scheme": act_scheme, "accumulation": config.accumulation}
 
     # --- saving ---
@@ -245,7 +250,7 @@ class NibbleQuantizer(HfQuantizer):
         A fused model is written as the layers it was fused of, under their names. Raises Unsupported where experts are quantized, which no
         format has inside one tensor."""
         self._refuse_experts(model, "save_pretrained")
-        fused = [module for module in model.modules() if isinstance(module, nt._Block)]
+        fused = [module for module in model.modules() if isinstance(module, _Block)]
         if fused:
             nt.unfuse(model)
             try:

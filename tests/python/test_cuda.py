@@ -205,7 +205,7 @@ def test_fused_linear(torch, rng, scheme, dtype):
     import nibble.torch as nt
 
     dtype = getattr(torch, dtype)
-    act_scheme, weights = nt._parts(scheme)
+    act_scheme, weights = nibble._torch.layers._parts(scheme)
     two = {name: nibble.quantize(rng.standard_normal((512, 1024), dtype=np.float32) / 32, weights) for name in ("gate", "up")}
     norm = torch.nn.RMSNorm(1024, eps=1e-5, device="cuda", dtype=dtype).requires_grad_(False)
     norm.weight.add_(0.3 * torch.randn_like(norm.weight))

@@ -21,7 +21,7 @@ SCHEMES = ["u4zg32", "u4b8g32", "s8r_s8c"]
 def layer(scheme: str, device: str, shared: int = 0, gate: bool = False, **limits: float) -> nt.QuantExperts:
     """shared: so many experts more, of every token, with a gate or without."""
     torch.manual_seed(1)
-    act_scheme, scheme = nt._parts(scheme)
+    act_scheme, scheme = nibble._torch.layers._parts(scheme)
 
     def quantized(n: int, k: int):
         for _ in range(E + shared):
@@ -65,7 +65,7 @@ def check_tokens(y, wanted, loose: bool, gpus: bool) -> None:
 @torch.no_grad()
 def check_shared(rank: int, ranks: int, device: str, gpus: bool) -> None:
     """Shared experts are on every rank; the tokens of each, of some ranks none, and the same tokens everywhere."""
-    own = nt._torch_parallel._experts
+    own = nibble._torch.experts._experts
     for scheme, shared, gate in (("u4zg32", 1, False), ("s8r_s8c", 2, False), ("u4b8g32", 2, True)):
         loose = gate or (scheme != "s8r_s8c" and not gpus)
         whole = layer(scheme, device, shared, gate)
@@ -98,7 +98,7 @@ def rank_main(rank: int, port: int, gpus: bool, ranks: int) -> None:
     dist.init_process_group("nccl" if gpus else "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     for scheme in SCHEMES:
         whole = layer(scheme, device, **({"glu_limit": 7.0, "glu_offset": 1.0} if scheme == "u4b8g32" else {}))
-        own = nt._torch_parallel._experts
+        own = nibble._torch.experts._experts
         experts = nt.ParallelExperts(own(whole.gate_up), own(whole.down), whole.activation)
         assert experts.num_experts == E and experts.gate_up.shape[0] == E // ranks and list(nt.ParallelExperts.share(E))[0] == rank * E // ranks
         assert torch.equal(experts.gate_up, whole.gate_up[rank * E // ranks : (rank + 1) * E // ranks])

@@ -45,7 +45,7 @@ def quantized(kind, scheme="u4b8g64", **more):
     model = make(kind, **more)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        nt.convert(model, scheme, skip=rf"{nt._SKIP}|\.experts$")  # experts stay float
+        nt.convert(model, scheme, skip=rf"{nibble._torch.convert._SKIP}|\.experts$")  # experts stay float
     return model
 
 
@@ -295,7 +295,7 @@ def test_split_gives_what_was_joined(rng):
     """Also where one part alone has a bias, and where a tensor's scale becomes one for each channel."""
     for scheme in ("u4zg32", "e4m3t"):
         two = parts(rng, scheme=scheme)
-        two["up"] = nt._replace(two["up"], bias=rng.standard_normal(64, dtype=np.float32))
+        two["up"] = nibble._torch.shards._replace(two["up"], bias=rng.standard_normal(64, dtype=np.float32))
         layer = nt.FusedLinear(two)
         assert layer.weight.has_bias and layer.split() == two
         x = torch.randn(3, 128)
@@ -362,7 +362,7 @@ def test_a_fused_model_is_saved_as_it_was_read(ids, tmp_path, format, scheme):
     assert {m.name: m.scheme for m in after.layers} == {m.name: m.scheme for m in before.layers}
     assert set(after.tensors) == set(before.tensors)
     assert all(after.read(m.name) == before.read(m.name) for m in before.layers)
-    assert isinstance(blocks(model)[0], nt._Block) and np.array_equal(logits(model, ids), fused)  # as it was
+    assert isinstance(blocks(model)[0], nibble._torch.fuse._Block) and np.array_equal(logits(model, ids), fused)  # as it was
     assert np.array_equal(logits(tf.AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32), ids), plain)
     assert not [m for m in model.dequantize().modules() if isinstance(m, (nt.QuantLinear, nt.FusedLinear))]
 

@@ -41,7 +41,7 @@ def converted(kind, scheme="u8b128g32", **more):
     model = make(kind, **more)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        nt.convert(model, scheme, skip=rf"{nt._SKIP}|shared_expert_gate$")
+        nt.convert(model, scheme, skip=rf"{nibble._torch.convert._SKIP}|shared_expert_gate$")
     return model
 
 
@@ -125,8 +125,8 @@ def test_what_is_left():
     other = make("qwen2")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        nt.convert(other, "u4b8g32", skip=rf"{nt._SKIP}|\.experts$|gate$")
-        nt.convert(other, "u8b128g32", skip=rf"{nt._SKIP}|gate$")
+        nt.convert(other, "u4b8g32", skip=rf"{nibble._torch.convert._SKIP}|\.experts$|gate$")
+        nt.convert(other, "u8b128g32", skip=rf"{nibble._torch.convert._SKIP}|gate$")
     assert "the scheme is" in why(other)
     twice = converted("deepseek")
 
@@ -156,6 +156,6 @@ def test_split(rng, scheme):
     gate_up, experts = nibble.pack_experts([a for a, _ in parts], glu=True), nibble.pack_experts([b for _, b in parts])
     ids = np.tile(np.arange(3, dtype=np.int32), (5, 1))
     assert distance(nibble.moe(x, ids, np.ones((5, 3), np.float32), gate_up, experts), wanted) < 1e-6
-    assert nt._torch_shared._join_mlp(parts) == {"gate_proj": gate, "up_proj": up, "down_proj": down}
+    assert nibble._torch.shared._join_mlp(parts) == {"gate_proj": gate, "up_proj": up, "down_proj": down}
     with pytest.raises(nibble.InvalidArgument, match="are not experts of 40"):
         nt.split_mlp(gate, up, down, 40)

@@ -257,11 +257,11 @@ def test_contents_that_change_are_seen(layer):
 def test_weights_are_forgotten_with_their_tensors(layer):
     gc.collect()
     layer(torch.randn(3, 256))
-    before = len(nt._bound)
+    before = len(nibble._torch.weights._bound)
     for _ in range(3):
         ops.linear(torch.randn(3, 256), layer.packed.clone(), 32)
     gc.collect()
-    assert len(nt._bound) == before
+    assert len(nibble._torch.weights._bound) == before
     kept = nt.from_tensor(layer.packed.clone())
     gc.collect()
     assert kept.unpack() == layer.weight.unpack()
@@ -412,7 +412,7 @@ def test_convert_quantized_layers(path):
         def __init__(self):
             super().__init__()
             for name in checkpoint.tensors:
-                self.register_buffer(name.rpartition(".")[2], nt._to_torch(checkpoint.tensor(name)))
+                self.register_buffer(name.rpartition(".")[2], nibble._torch.weights._to_torch(checkpoint.tensor(name)))
 
     model = nn.Module()
     model.block = nn.Module()
@@ -575,7 +575,7 @@ def test_gptq_that_was_converted_to_v2_while_loading():
     (module,) = checkpoint.layers
     theirs = nn.Module()
     for name in checkpoint.tensors:
-        theirs.register_buffer(name.rpartition(".")[2], nt._to_torch(checkpoint.tensor(name)))
+        theirs.register_buffer(name.rpartition(".")[2], nibble._torch.weights._to_torch(checkpoint.tensor(name)))
     theirs.qzeros = theirs.qzeros + 0x11111111
     theirs.qzero_format = lambda: 2
     config = json.loads(checkpoint.config)["quantization_config"]

@@ -129,7 +129,7 @@ def act_ordered(directory, floats):
 
     nibble.quantize_checkpoint(floats, directory, "u4b8g32", format="gptq")
     checkpoint, rng = nibble.open(directory), np.random.default_rng(0)
-    tensors = {name: nt._to_torch(checkpoint.tensor(name)) for name in checkpoint.tensors}
+    tensors = {name: nibble._torch.weights._to_torch(checkpoint.tensor(name)) for name in checkpoint.tensors}
     for layer in checkpoint.layers:
         g_idx = tensors[f"{layer.name}.g_idx"]
         tensors[f"{layer.name}.g_idx"] = g_idx[torch.from_numpy(rng.permutation(len(g_idx)))].contiguous()

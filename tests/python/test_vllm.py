@@ -662,15 +662,15 @@ if GPU:
 ENGINE = """
 import collections, json, sys
 from vllm import LLM, SamplingParams
-import nibble.torch
+import nibble._torch.operators
 import nibble.vllm
 nibble.vllm.register()  # what vLLM does, where nibble is installed
 calls = collections.Counter()
-checked = nibble.torch._checked
+checked = nibble._torch.operators._checked
 def counted(weight, n):
     calls[now] += 1
     return checked(weight, n)
-nibble.torch._checked = counted
+nibble._torch.operators._checked = counted
 prompt, new, models, options = json.loads(sys.argv[1])
 out = {}
 for now, (path, dtype) in models.items():

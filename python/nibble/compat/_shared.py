@@ -11,8 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import nibble
 from nibble import _arrays, _core
+from nibble._torch.weights import _pack
 from nibble.errors import InvalidArgument
-from nibble.torch import _pack
 
 _remembered: dict[Any, tuple[list[StorageWeakRef], list[int], Any]] = {}
 

@@ -34,6 +34,7 @@ from vllm.platforms import PlatformEnum, current_platform
 
 import nibble
 import nibble.torch as nt
+from nibble._torch.weights import _header
 from nibble.errors import Unsupported
 from nibble.vllm import _weights
 
@@ -65,7 +66,7 @@ def _hold(
         if where.endswith("wo_a"):
             raise Unsupported("DeepSeek-V4 multiplies by the weight of wo_a itself, as vLLM's own kernels leave it")
         packed = _weights.pack(read(), device, dtype, act_scheme)
-        header = nt._header(packed)
+        header = _header(packed)
         if layer.__dict__.setdefault("_nibble_header", header) != header:
             raise Unsupported("the weight that is loaded anew has another static scale, limit or act-order than the first; restart vLLM with it")
     except nibble.Error as problem:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 import nibble
 import nibble.torch as nt
+from nibble._torch.shards import _replace
+from nibble._torch.weights import _pack
 from nibble.compat import _shared
 from nibble.errors import InvalidArgument, Unsupported
 
@@ -69,7 +71,7 @@ def codes(
         q = _shared.quant_tensor(weight.T, scale.flatten())
     else:
         raise InvalidArgument(f"weight_scale has shape {list(scale.shape)}; a weight [{n},{k}] takes 1 or {n} scales")
-    return nt._replace(q, static_acts=_static(static), act_limit=None if limit is None else float(limit))
+    return _replace(q, static_acts=_static(static), act_limit=None if limit is None else float(limit))
 
 
 def blocks(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> nibble.QuantTensor:
@@ -93,7 +95,7 @@ def _static(static: tuple[Tensor, Tensor | None] | None) -> tuple[float, int] | 
 
 def pack(q: nibble.QuantTensor, device: torch.device, dtype: torch.dtype, act_scheme: str = "") -> Tensor:
     """The tensor that torch.ops.nibble.linear takes, on the device."""
-    return nt.to_tensor(nt._pack(q, device, a_dtype=a_dtype(dtype), act_scheme=act_scheme))
+    return nt.to_tensor(_pack(q, device, a_dtype=a_dtype(dtype), act_scheme=act_scheme))
 
 
 @functools.lru_cache(maxsize=None)

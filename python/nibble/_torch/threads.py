@@ -1,4 +1,4 @@
-"""nibble.torch: the threads that loops on the CPU run on."""
+"""The threads that loops on the CPU run on."""
 
 from __future__ import annotations
 

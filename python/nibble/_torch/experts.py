@@ -1,4 +1,4 @@
-"""The experts of transformers' models on nibble's kernels; nibble.torch has what is public."""
+"""The experts of transformers' models."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import nibble
 from nibble import experts as ex
-from nibble import torch as nt
+from nibble._torch.layers import _parts
+from nibble._torch.operators import _operator
+from nibble._torch.shards import _replace
+from nibble._torch.weights import _host_bytes, _placed, _version, _weight
 from nibble.errors import InvalidArgument, Unsupported
-
-__all__ = ["QuantExperts"]
 
 
 def _moe(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, n: int, activation: str) -> Tensor:
@@ -29,9 +30,7 @@ def _fake_moe(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Te
     return x.new_empty((*x.shape[:-1], n))
 
 
-nt._operator("moe(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor down, int n, str activation) -> Tensor", _moe, _fake_moe)
-
-
+_operator("moe(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor down, int n, str activation) -> Tensor", _moe, _fake_moe)
 # By address: the storage, which is not kept; its version; and the experts that read its memory.
 _bound: dict[int, tuple[weakref.ref[Any], int, ex.PackedExperts]] = {}
 
@@ -40,15 +39,15 @@ def _experts(packed: Tensor) -> ex.PackedExperts:
     """The experts of [E, bytes], a packed weight in each row; found once, as nibble.torch finds the weight of a tensor."""
     address = packed.data_ptr()
     found = _bound.get(address)
-    if found is not None and found[0]() is packed.untyped_storage() and found[1] == nt._version(packed):
+    if found is not None and found[0]() is packed.untyped_storage() and found[1] == _version(packed):
         return found[2]
-    experts = ex.PackedExperts([nt._weight(row) for row in packed.unbind()])
+    experts = ex.PackedExperts([_weight(row) for row in packed.unbind()])
 
     def forget(storage: Any) -> None:
         if (entry := _bound.get(address)) is not None and entry[0] is storage:
             del _bound[address]
 
-    _bound[address] = weakref.ref(packed.untyped_storage(), forget), nt._version(packed), experts
+    _bound[address] = weakref.ref(packed.untyped_storage(), forget), _version(packed), experts
     return experts
 
 
@@ -60,7 +59,7 @@ def _stacked(weights: Sequence[nibble.PackedWeight]) -> Tensor:
     if first.backend == "cuda":
         packed = torch.empty(shape, dtype=torch.uint8, device=f"cuda:{first.device[1]}")
     else:
-        packed = nt._host_bytes(math.prod(shape)).view(shape)
+        packed = _host_bytes(math.prod(shape)).view(shape)
     for row, header, weight in zip(packed, headers, weights):
         start, filled = nibble._core.packed_prefix, np.full(size, ord(" "), np.uint8)
         filled[: len(header)] = np.frombuffer(header, np.uint8)
@@ -103,8 +102,8 @@ class QuantExperts(nn.Module):
             raise Unsupported(f"experts run on CPUs and NVIDIA GPUs, and the model is to move to {device}; convert it with skip='experts'")
         if device != self.gate_up.device:  # bytes have no other type, and another device another layout
             for name in ("gate_up", "down"):
-                rows = [nt._placed(row, device) for row in getattr(self, name).unbind()]
-                setattr(self, name, _stacked([nt._weight(row) for row in rows]))
+                rows = [_placed(row, device) for row in getattr(self, name).unbind()]
+                setattr(self, name, _stacked([_weight(row) for row in rows]))
         if recurse and self.shared_gate is not None:
             self.shared_gate._apply(fn)
         return self
@@ -128,9 +127,6 @@ class QuantExperts(nn.Module):
         else:
             factor = torch.sigmoid(self.shared_gate(x).float()).expand(last.shape)
         return torch.cat([ids, last], -1), torch.cat([weights.float(), factor], -1)
-
-
-QuantExperts.__module__ = "nibble.torch"  # where pickles find it: this module cannot be the first that is imported
 
 
 def activation_of(module: nn.Module) -> tuple[str, dict[str, float]]:
@@ -163,7 +159,7 @@ def from_module(module: nn.Module, scheme: str) -> QuantExperts:
     if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
         raise Unsupported("its experts have no gate, or a norm of their own")
     activation, limits = activation_of(module)
-    act_scheme, weight_scheme = nt._parts(scheme)
+    act_scheme, weight_scheme = _parts(scheme)
 
     def quantized(name: str, apart: bool) -> Any:
         weights, biases = getattr(module, name).detach(), getattr(module, name + "_bias", None)
@@ -174,7 +170,7 @@ def from_module(module: nn.Module, scheme: str) -> QuantExperts:
                 w = torch.cat([w[::2], w[1::2]])
                 bias = None if bias is None else torch.cat([bias[::2], bias[1::2]])
             q = nibble.quantize(w.contiguous().cpu(), weight_scheme)
-            yield q if bias is None else nt._replace(q, bias=bias)
+            yield q if bias is None else _replace(q, bias=bias)
 
     gate_up = ex.pack_experts(quantized("gate_up_proj", by_turns), act_scheme=act_scheme, glu=True, **limits)
     down = ex.pack_experts(quantized("down_proj", False), act_scheme=act_scheme)

@@ -1,4 +1,4 @@
-"""A shared MLP among the experts of its layer, which are run by one plan; nibble.torch has what is public.
+"""A shared MLP among the experts of its layer, which are run by one plan.
 
     a MLP of s · I channels      gate, up  [s·I, H]   ┐ rows of I      s experts of I channels: their sum is the MLP
                                  down      [H, s·I]   ┘ columns of I
@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import nibble
-from nibble import _torch_fuse as tf
 from nibble import experts as ex
-from nibble import torch as nt
-from nibble._torch_experts import QuantExperts, _experts
-from nibble._torch_parallel import ParallelExperts, shard_inputs, shard_outputs
+from nibble._torch.experts import _experts, QuantExperts
+from nibble._torch.layers import _check_hooks, QuantLinear
+from nibble._torch.parallel import ParallelExperts
+from nibble._torch.probes import _check_mlp, _numbers, _options, _plain_layers, _run_among
+from nibble._torch.shards import _replace, shard_inputs, shard_outputs
 from nibble.errors import InvalidArgument, Unsupported
-
-__all__ = ["split_mlp"]
 
 _LAYERS = ("gate_proj", "up_proj", "down_proj")
 
@@ -42,7 +41,7 @@ def split_mlp(
         first, second = (shard_outputs(q, begin, begin + channels) for q in (gate, up))
         part, _ = shard_inputs(down, begin, begin + channels)
         if begin and part.bias is not None:  # once in the sum
-            part = nt._replace(part, bias=np.zeros_like(part.bias))
+            part = _replace(part, bias=np.zeros_like(part.bias))
         parts.append((nibble.join([first, second]), part))
     return parts
 
@@ -59,7 +58,7 @@ def _join_mlp(parts: list[tuple[nibble.QuantTensor, nibble.QuantTensor]]) -> dic
             fields["zeros"] = np.concatenate([q.zeros for q in downs], 1)
     if downs[0].prescale is not None:
         fields["prescale"] = np.concatenate([q.prescale for q in downs])
-    return dict(zip(_LAYERS, (gate, up, nt._replace(downs[0], **fields))))
+    return dict(zip(_LAYERS, (gate, up, _replace(downs[0], **fields))))
 
 
 class _Among(nn.Module):
@@ -82,7 +81,7 @@ class _Recorded(nn.Module):
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         self.given = x, *args
-        return tf._numbers(self.seed, x.numel(), x.device).to(x.dtype).view_as(x)
+        return _numbers(self.seed, x.numel(), x.device).to(x.dtype).view_as(x)
 
 
 def shared_mlps(block: nn.Module) -> list[str]:
@@ -97,15 +96,15 @@ def join_shared(block: nn.Module, name: str) -> None:
     experts, mlp = block.experts, getattr(block, name)
     if experts.shared:
         raise Unsupported("the experts have a shared one already")
-    layers = tf._plain_layers(mlp, _LAYERS)
-    activation = tf._check_mlp(mlp, _LAYERS[:2])
+    layers = _plain_layers(mlp, _LAYERS)
+    activation = _check_mlp(mlp, _LAYERS[:2])
     if activation != experts.activation:
         raise Unsupported(f"its activation is {activation}, that of the experts {experts.activation}")
-    tf._check_hooks("experts", experts)
+    _check_hooks("experts", experts)
     gate = name + "_gate" if name + "_gate" in block._modules else None
     _check_sum(block, name, gate)
     gate_ups, downs = ([each[e] for e in range(len(each))] for each in (_experts(experts.gate_up), _experts(experts.down)))
-    options = {layer: tf._options(layers[layer]) for layer in _LAYERS}
+    options = {layer: _options(layers[layer]) for layer in _LAYERS}
     for layer in _LAYERS:
         if options[layer]["act_scheme"] != downs[0].act_scheme:
             raise Unsupported(f"{layer} quantizes activations by {options[layer]['act_scheme']!r}, experts by {downs[0].act_scheme!r}")
@@ -139,7 +138,7 @@ def part_shared(block: nn.Module) -> None:
         setattr(block, name, among.module)
         if among.options is not None:
             for layer, q in _join_mlp(parts).items():
-                setattr(among.module, layer, nt.QuantLinear(q, **among.options[layer]))
+                setattr(among.module, layer, QuantLinear(q, **among.options[layer]))
 
 
 def _place(device: torch.device) -> Any:
@@ -150,11 +149,11 @@ def _check_sum(block: nn.Module, name: str, gate: str | None) -> None:
     """Raises Unsupported unless its code adds experts(x, ids, weights) and shared(x), or sigmoid(gate(x)) · shared(x)."""
     experts, device = block.experts, block.experts.gate_up.device
     dtype = next((p.dtype for p in block.parameters() if p.is_floating_point()), torch.float32)
-    x = tf._numbers(0, experts.hidden_size, device).to(dtype)
+    x = _numbers(0, experts.hidden_size, device).to(dtype)
     routed, shared = _Recorded(1), _Recorded(2)
-    y = tf._run_among(block, {"experts": routed, name: shared}, x)
-    alone = tf._run_among(block, {"experts": routed, name: _Among(nn.Identity()), **({} if gate is None else {gate: _Among(nn.Identity())})}, x)
-    r, s = (tf._numbers(seed, x.numel(), device) for seed in (1, 2))
+    y = _run_among(block, {"experts": routed, name: shared}, x)
+    alone = _run_among(block, {"experts": routed, name: _Among(nn.Identity()), **({} if gate is None else {gate: _Among(nn.Identity())})}, x)
+    r, s = (_numbers(seed, x.numel(), device) for seed in (1, 2))
     with torch.no_grad():
         factor = 1.0 if gate is None else torch.sigmoid(getattr(block, gate)(x).float())
     a, ids, weights = (*routed.given, None, None)[:3] if len(routed.given) == 3 else (None, None, None)
@@ -164,8 +163,3 @@ def _check_sum(block: nn.Module, name: str, gate: str | None) -> None:
         and shared.given and same(shared.given[0], x.float()) and same(y, r + factor * s) and same(alone, r)
     ):  # fmt: skip
         raise Unsupported(f"the forward pass of {type(block).__name__} is not experts(x, ids, weights) + {name}(x), or {name}_gate's part of it")
-
-
-# Where pickles find them: this module cannot be the first that is imported.
-for _public in (split_mlp, _Among):
-    _public.__module__ = "nibble.torch"

@@ -1,4 +1,4 @@
-"""Converting the layers of a model; nibble.torch has what is public."""
+"""Converting the layers of a model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import nibble
-from nibble import _torch_experts
-from nibble import torch as nt
-from nibble._torch_fuse import Fused
-from nibble._torch_fuse import fuse as _fuse  # convert() has an argument of its name
+from nibble._torch.experts import are_experts, from_module
+from nibble._torch.fuse import Fused
+from nibble._torch.fuse import fuse as _fuse  # convert() has an argument of its name
+from nibble._torch.layers import _float_weight, _parts, QuantConv2d, _Quantized, QuantLinear
+from nibble._torch.weights import _COMPUTED
 from nibble.errors import InvalidArgument, NotFound, Unsupported
-
-__all__ = ["Converted", "convert", "read_module"]
 
 _SKIP = r"(^|\.)(lm_head|embed_tokens|wte|wpe|word_embeddings|position_embeddings|token_type_embeddings)$"
 
@@ -118,7 +117,7 @@ def _why_not(module: nn.Module, weight: Tensor | None, scheme: str, act_scheme: 
     if isinstance(module, nn.MultiheadAttention) or kind == "NonDynamicallyQuantizableLinear":
         return "torch.nn.MultiheadAttention reads its weights itself"
     dtype = module.weight.dtype if isinstance(module, (nn.Linear, nn.Conv2d)) else torch.float32
-    if dtype not in nt._COMPUTED:
+    if dtype not in _COMPUTED:
         return f"its weight is {dtype}; nibble quantizes float32, float16 and bfloat16"
     if not isinstance(module, nn.Conv2d):
         return f"{kind} is no layer that nibble has"
@@ -147,7 +146,7 @@ def _convert_experts(
         converted.left[name] = "skip"
         return
     try:
-        layer = _torch_experts.from_module(module, scheme)
+        layer = from_module(module, scheme)
     except Unsupported as problem:
         converted.left[name] = str(problem)
         return
@@ -166,14 +165,14 @@ def _convert_head(model: nn.Module, scheme: str, options: Mapping[str, Any]) -> 
     if name is None:
         raise NotFound(f"head={scheme!r}, but {type(model).__name__} has none: neither get_output_embeddings() nor a layer lm_head")
     layer = model.get_submodule(name)
-    act_scheme, weight_scheme = nt._parts(scheme)
-    weight = nt._float_weight(layer)
+    act_scheme, weight_scheme = _parts(scheme)
+    weight = _float_weight(layer)
     why = f"it is {type(layer).__name__}" if weight is None else _why_not(layer, weight, weight_scheme, act_scheme, False)
     if weight is not None and weight.is_meta:
         why = "its weights are on the meta device; load them first"
     if why:
         raise InvalidArgument(f"head={scheme!r}, but {name} is no layer to quantize: {why}")
-    model.set_submodule(name, nt.QuantLinear.from_float(layer, scheme, **options))
+    model.set_submodule(name, QuantLinear.from_float(layer, scheme, **options))
     config = getattr(model, "config", None)
     if any(p is weight for p in model.parameters()) and config is not None:  # loaders would tie them again
         for each in {id(c): c for c in (config, getattr(config, "get_text_config", lambda: config)())}.values():
@@ -216,7 +215,7 @@ def convert(
         config = getattr(getattr(model, "config", None), "quantization_config", None)
     if config is not None and not isinstance(config, Mapping):
         config = config.to_dict()
-    act_scheme, weight_scheme = nt._parts(scheme)
+    act_scheme, weight_scheme = _parts(scheme)
     places: dict[int, list[tuple[nn.Module, str]]] = {}  # where a module is; some are shared
     for parent in model.modules():
         for child, module in parent.named_children():
@@ -226,12 +225,12 @@ def convert(
     if head is not None:
         converted.append(_convert_head(model, head, options))
     for name, module in list(model.named_modules()):
-        if _torch_experts.are_experts(module):
+        if are_experts(module):
             _convert_experts(module, name, scheme, places, skipped, converted)
             continue
-        weight = nt._float_weight(module)
+        weight = _float_weight(module)
         codes = weight is None and next(module.children(), None) is None and _has_codes(module)
-        if isinstance(module, nt._Quantized) or not (codes or _has_weights(module)):
+        if isinstance(module, _Quantized) or not (codes or _has_weights(module)):
             continue
         if skipped(name):
             if not codes:
@@ -248,12 +247,12 @@ def convert(
             if own.is_meta:
                 raise InvalidArgument("its weights are on the meta device; load them first")
             if weight is not None:
-                layer = nt.QuantLinear.from_float(module, scheme, **options)
+                layer = QuantLinear.from_float(module, scheme, **options)
             elif codes:
                 q = read_module(module, config)
-                layer = nt.QuantLinear(q, **{"act_scheme": act_scheme, "device": own.device, "dtype": _type_around(module, model), **options})
+                layer = QuantLinear(q, **{"act_scheme": act_scheme, "device": own.device, "dtype": _type_around(module, model), **options})
             else:
-                layer = nt.QuantConv2d.from_float(module, scheme, **options)
+                layer = QuantConv2d.from_float(module, scheme, **options)
         except NotFound:  # no layer of a format's
             continue
         except nibble.Error as problem:
@@ -265,7 +264,7 @@ def convert(
     if left:
         count = len(converted) + len(converted.left)
         warnings.warn(f"nibble.torch.convert left {len(left)} of {count} layers float: {_sentence(left)}", stacklevel=2)
-    elif not converted and not any(isinstance(module, nt._Quantized) for module in model.modules()):
+    elif not converted and not any(isinstance(module, _Quantized) for module in model.modules()):
         why = "skip takes every layer" if converted.left else "there is no layer of a kind that nibble has"
         warnings.warn(f"nibble.torch.convert converted nothing: {why}", stacklevel=2)
     if skipped.idle:
@@ -279,8 +278,3 @@ def _type_around(module: nn.Module, model: nn.Module) -> torch.dtype | None:
     """In which a quantized layer's model computes: of the first 16-bit floats in the layer or in the model; None where all are f32."""
     tensors = itertools.chain(module.parameters(), module.buffers(), model.parameters())
     return next((t.dtype for t in tensors if t.dtype in (torch.float16, torch.bfloat16)), None)
-
-
-# Where pickles find them: this module cannot be the first that is imported.
-for _public in (Converted, convert, read_module):
-    _public.__module__ = "nibble.torch"

@@ -1,9 +1,7 @@
-"""Shares of layers for several processes; nibble.torch has what is public."""
+"""Shares of layers for several processes."""
 
 from __future__ import annotations
 
-import math
-import re
 from typing import Any, Iterable
 
 import numpy as np
@@ -13,68 +11,10 @@ from torch import Tensor, nn
 
 import nibble
 from nibble import experts as ex
-from nibble._torch_experts import QuantExperts, _experts
+from nibble._torch.experts import _experts, QuantExperts
+from nibble._torch.layers import QuantLinear
+from nibble._torch.shards import _replace, shard_inputs, shard_outputs
 from nibble.errors import InvalidArgument, NotFound, Unsupported
-from nibble.torch import QuantLinear
-
-__all__ = ["ColumnParallelLinear", "ParallelExperts", "RowParallelLinear", "shard_experts", "shard_inputs", "shard_outputs"]
-
-# --- layers whose channels are divided ------------------------------------------------------------------------------------------
-
-
-def _replace(q: nibble.QuantTensor, **fields: Any) -> nibble.QuantTensor:
-    return nibble.QuantTensor(**nibble._fields(q, **fields))
-
-
-def _regrouped(scheme: str, n: int, k: int) -> str:
-    """The scheme with another group shape: "u4zg128" → "u4zg64"."""
-    stem = re.sub(r"(g\d+|b\d+x\d+)$", "", scheme)
-    return f"{stem}g{k}" if n == 1 else f"{stem}b{n}x{k}"
-
-
-def _common(group: int, begin: int, end: int, total: int) -> int:
-    """The largest groups that lie within a group each and begin where the part does; the same for all parts of one size."""
-    return group if end - begin == total else math.gcd(group, begin, end - begin)
-
-
-def shard_outputs(q: nibble.QuantTensor, begin: int, end: int) -> nibble.QuantTensor:
-    """The layer with the output channels [begin, end) alone. A boundary inside a block of output channels makes blocks smaller."""
-    if not 0 <= begin < end <= q.n:
-        raise InvalidArgument(f"output channels [{begin}, {end}) of {q.n}")
-    n, k = q.group_shape
-    fields: dict[str, Any] = {"codes": q.codes[begin:end]}
-    if n != 0:
-        smaller = _common(n, begin, end, q.n)
-        rows = np.arange(begin, end, smaller) // n
-        fields.update(scales=q.scales[rows], zeros=None if q.zeros is None else q.zeros[rows])
-        if smaller != n:
-            fields["scheme"] = _regrouped(q.scheme, smaller, k or q.k)
-    if q.bias is not None:
-        fields["bias"] = q.bias[begin:end]
-    return _replace(q, **fields)
-
-
-def shard_inputs(q: nibble.QuantTensor, begin: int, end: int) -> tuple[nibble.QuantTensor, np.ndarray]:
-    """The layer with a part of its input channels, and which ones: channels [begin, end) in the order of their groups.
-
-    Without act-order these are begin … end-1. With it they are those of whole groups, in order, so that the part has no g_idx. A boundary
-    inside a group makes groups smaller. The bias stays; the sum of all parts' results has it once per part.
-    """
-    if not 0 <= begin < end <= q.k:
-        raise InvalidArgument(f"input channels [{begin}, {end}) of {q.k}")
-    order = np.arange(q.k) if q.g_idx is None else np.argsort(q.g_idx, kind="stable")
-    channels = order[begin:end]
-    n, k = q.group_shape
-    fields: dict[str, Any] = {"codes": np.ascontiguousarray(q.codes[:, channels]), "g_idx": None}
-    if k != 0:
-        smaller = _common(k, begin, end, q.k)
-        groups = np.arange(begin, end, smaller) // k
-        fields.update(scales=q.scales[:, groups], zeros=None if q.zeros is None else q.zeros[:, groups])
-        if smaller != k:
-            fields["scheme"] = _regrouped(q.scheme, n or q.n, smaller)
-    if q.prescale is not None:
-        fields["prescale"] = q.prescale[channels]
-    return _replace(q, **fields), channels
 
 
 def _read_part(cls: Any, checkpoint: nibble.Checkpoint, name: str, which: str, group: Any, options: dict[str, Any]) -> Any:
@@ -179,14 +119,11 @@ class RowParallelLinear(QuantLinear):
         return y
 
 
-# --- layers whose experts are divided -------------------------------------------------------------------------------------------
 #
 #   this rank's tokens ──rows by rank──▶ experts of rank 0 … ──a result of each pair (token, choice)──▶ the weighted sum, here
 #
 # A token goes once to each rank that has experts of its. What comes back are results in f32, not sums: added here in the order of a
 # token's choices, they make the bits of a layer that has all experts.
-
-
 class ParallelExperts(QuantExperts):
     """A rank's share of the experts of a layer: what QuantExperts computes, of this rank's tokens, which go where their experts are.
 
@@ -309,8 +246,3 @@ def shard_experts(model: nn.Module, *, replicated: bool = False, group: Any = No
                 names.append(name)
             setattr(parent, child, shares[module])
     return names
-
-
-# Where pickles find them: this module cannot be the first that is imported.
-for _public in (ColumnParallelLinear, RowParallelLinear, ParallelExperts, shard_outputs, shard_inputs, shard_experts):
-    _public.__module__ = "nibble.torch"

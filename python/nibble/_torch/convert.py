@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import nibble
-from nibble._torch.experts import are_experts, from_module
+from nibble._torch import experts
 from nibble._torch.fuse import Fused
 from nibble._torch.fuse import fuse as _fuse  # convert() has an argument of its name
 from nibble._torch.layers import _float_weight, _parts, QuantConv2d, _Quantized, QuantLinear
@@ -146,7 +146,7 @@ def _convert_experts(
         converted.left[name] = "skip"
         return
     try:
-        layer = from_module(module, scheme)
+        layer = experts.from_module(module, scheme)
     except Unsupported as problem:
         converted.left[name] = str(problem)
         return
@@ -225,7 +225,7 @@ def convert(
     if head is not None:
         converted.append(_convert_head(model, head, options))
     for name, module in list(model.named_modules()):
-        if are_experts(module):
+        if experts.are_experts(module):
             _convert_experts(module, name, scheme, places, skipped, converted)
             continue
         weight = _float_weight(module)

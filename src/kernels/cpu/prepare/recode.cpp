@@ -1,3 +1,4 @@
+// u8 codes of activations as s8: the CPU's row, and its loop.
 #include <algorithm>
 #include <array>
 #include <limits>

@@ -1,3 +1,4 @@
+// u8 codes of activations as s8: the GPU's row.
 #include <array>
 
 #include "core/error.hpp"

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """nibble and other libraries side by side on this CPU, into one JSON that docs/render.py shows as a table.
 
-usage: bench/cpu_peers.py [--json FILE] [--modes SCHEME,...] [-M 1,4,...] [--shapes FILE] [--rounds 7] [--seconds 0.05] [--threads N] [--isa avx2]
+usage: bench/cpu_peers.py [--json FILE] [--modes SCHEME,...] [-M 1,4,...] [--shapes FILE] [--rounds 7] [--seconds 0.05] [--threads N] [--isa avx2|avx512bf16]
 
-Compared are those of onnxruntime, openvino, torch and XNNPACK that can be imported: pip install onnxruntime onnx openvino torch executorch torchao. Each library runs in a process of its own, which waits
-while another is measured; in each round the libraries take turns in random order. All multiply by the same codes and scales, of which each
-has 256 MiB of copies, or 64 of them, that take turns. Every result is compared with the product of dequantized weights; a library whose relative
-error is over 3 % is left out, with that reason, and so is one without such a product. With --isa avx2 they keep to these instructions;
-onnxruntime and XNNPACK, which cannot be told, are left out.
+Compared are those of onnxruntime, openvino, torch and XNNPACK that can be imported: pip install onnxruntime onnx openvino torch executorch
+torchao. Each library runs in a process of its own, which waits while another is measured; in each round the libraries take turns in random
+order. All multiply by the same codes and scales, of which each has 256 MiB of copies, or 64 of them, that take turns. Every result is
+compared with the product of dequantized weights; a library whose relative error is over 3 % is left out, with that reason, and so is one
+without such a product. With --isa they keep to these instructions, as those of an older CPU; onnxruntime and XNNPACK, which cannot be told,
+are left out.
 """
 
 import argparse
@@ -31,7 +32,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 COLD_BYTES, MOST_COPIES = 256 << 20, 64
 MOST_ERROR = 0.03
 # How libraries are told to keep to older instructions, where they can be.
-LIMITS = {"avx2": {"NIBBLE_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}}
+LIMITS = {"avx2": {"NIBBLE_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+          "avx512bf16": {"NIBBLE_ISA": "avx512bf16", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "ATEN_CPU_CAPABILITY": "avx512"}}  # fmt: skip
 LIMITED = {"nibble", "openvino", "torch"}
 # What multiplies the weights, the type of the activations, and how they are quantized.
 MODES = {

@@ -124,8 +124,10 @@ NIBBLE_VARIANT void add_chunk(int height, const Vec (*sums)[kVecs], const float*
     }
 }
 
-/// acc[height][R] += scale ∘ (A'[height] ⊗ panel) over `count` input channels. `height` is a constant at every call.
-NIBBLE_VARIANT void multiply(int height, const float* a, const float* panel, int count, const float* scale, float* acc) {
+/// acc[height][R] += scale ∘ (A'[height] ⊗ panel) over `count` input channels. `height` is a constant at every call. Prefetches the next
+/// tile's activations, `next` floats further on: pieces of 2 KiB are too short for the hardware to see a stream, and may be in L3.
+NIBBLE_VARIANT void multiply(int height, const float* a, const float* panel, int count, std::int64_t next, const float* scale,
+                             float* acc) {
   Vec c[kTileM][kVecs];
   for (int r = 0; r < height; ++r)
     for (int v = 0; v < kVecs; ++v) c[r][v] = Vec{};
@@ -135,6 +137,7 @@ NIBBLE_VARIANT void multiply(int height, const float* a, const float* panel, int
     for (int v = 0; v < kVecs; ++v) w[v] = load(panel + v * kLanes);
     for (int r = 0; r < height; ++r)
       for (int v = 0; v < kVecs; ++v) c[r][v] += a[r] * w[v];
+    __builtin_prefetch(a + next);
     a += height;
     panel += kRows;
   } while (panel != end);
@@ -143,16 +146,16 @@ NIBBLE_VARIANT void multiply(int height, const float* a, const float* panel, int
 
 /// Not inlined: values that the caller keeps in registers would cost accumulators.
 __attribute__((noinline)) void multiply_tile(std::int64_t height, const float* a, const float* panel, int count,
-                                             const float* scale, float* acc) {
+                                             std::int64_t next, const float* scale, float* acc) {
   switch (height) {  // the compiler drops cases above kTileM
-    case 1: return multiply(1, a, panel, count, scale, acc);
-    case 2: return multiply(2, a, panel, count, scale, acc);
-    case 3: return kTileM >= 3 ? multiply(3, a, panel, count, scale, acc) : void();
-    case 4: return kTileM >= 4 ? multiply(4, a, panel, count, scale, acc) : void();
-    case 5: return kTileM >= 5 ? multiply(5, a, panel, count, scale, acc) : void();
-    case 6: return kTileM >= 6 ? multiply(6, a, panel, count, scale, acc) : void();
-    case 7: return kTileM >= 7 ? multiply(7, a, panel, count, scale, acc) : void();
-    case 8: return kTileM >= 8 ? multiply(8, a, panel, count, scale, acc) : void();
+    case 1: return multiply(1, a, panel, count, next, scale, acc);
+    case 2: return multiply(2, a, panel, count, next, scale, acc);
+    case 3: return kTileM >= 3 ? multiply(3, a, panel, count, next, scale, acc) : void();
+    case 4: return kTileM >= 4 ? multiply(4, a, panel, count, next, scale, acc) : void();
+    case 5: return kTileM >= 5 ? multiply(5, a, panel, count, next, scale, acc) : void();
+    case 6: return kTileM >= 6 ? multiply(6, a, panel, count, next, scale, acc) : void();
+    case 7: return kTileM >= 7 ? multiply(7, a, panel, count, next, scale, acc) : void();
+    case 8: return kTileM >= 8 ? multiply(8, a, panel, count, next, scale, acc) : void();
     default: return;
   }
 }
@@ -247,8 +250,9 @@ void linear_blocks(const FloatTask& task, std::int64_t block, std::int64_t count
       const float* const w =
           d.floats == DType::f32 ? reinterpret_cast<const float*>(codes) : panel;  // a dense f32 octet is its panel
       for (std::int64_t m = m_begin; m < m_end; m += kTileM) {
-        const std::int64_t height = task.m - m < kTileM ? task.m - m : kTileM;
-        multiply_tile(height, task.activations + m * geo.k + k * height, w, channels, scale[i], sums + (m - m_begin) * kRows);
+        const std::int64_t height = least(task.m - m, kTileM), next = m + kTileM < m_end ? kTileM * geo.k : 0;
+        multiply_tile(height, task.activations + m * geo.k + k * height, w, channels, next, scale[i],
+                      sums + (m - m_begin) * kRows);
       }
     }
     k += channels;

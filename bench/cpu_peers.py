@@ -452,8 +452,10 @@ def main():
             for m in map(int, args.M.split(",")):
                 r = measured(workers, mode, n, k, m, args.rounds, args.seconds)
                 data["results"].append(r)
-                if args.json:
-                    args.json.write_text(text(data))  # what is measured stays when the rest is not waited for
+                if args.json:  # what is measured stays when the rest is not waited for
+                    part = args.json.with_name(args.json.name + ".part")
+                    part.write_text(text(data))
+                    part.replace(args.json)
                 peers = {name: t for name, t in r["us"].items() if name != "nibble"}
                 best = min(peers, key=peers.get, default=None)
                 ratio = f"{peers[best] / r['us']['nibble']:.2f}× of {best}" if best and "nibble" in r["us"] else ""

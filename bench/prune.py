@@ -11,7 +11,7 @@ import argparse
 import json
 from collections import defaultdict
 
-from survey import called
+from survey import called, times, whole
 
 WORST = 1.03
 TABLES = {"f16": "wna16", "bf16": "wna16", "s8": "w8a8", "e4m3": "w8a8", "s8i16": "wna8", "s8x3": "fixed_point", "f16x2": "pairs"}  # by the activations in a kernel's name
@@ -23,11 +23,11 @@ def measured(paths):
     for path in paths:
         with open(path) as file:
             survey = json.load(file)
-        for row in called(survey["rows"]):
-            times = {name: us for name, us in zip(survey["kernels"], row["us"]) if us}
-            acts = {name.split("_")[2] for name in times if is_tile(name)}
+        for row in called(whole(survey)):
+            us = times(survey, row)
+            acts = {name.split("_")[2] for name in us if is_tile(name)}
             if acts:
-                tables[TABLES[acts.pop()]].append({name.split("__")[1]: us for name, us in times.items()})
+                tables[TABLES[min(acts)]].append({name.split("__")[1]: t for name, t in us.items()})
     return tables
 
 

@@ -3,11 +3,13 @@
 
 usage: bench/survey.py FILE...
 
-Rewrites each FILE that `nibble bench` wrote: a row for each layer, M, scheme and type, with the median of every kernel in `us`, by name or in the order of `kernels`, the kernel that
-the planner chose, the bytes that have to move and the medians of baselines; one row a line. Other files stay as they are.
+Rewrites each FILE that `nibble bench` wrote: a row for each layer, M, scheme and type, with the median of every kernel in `us`, in the order of
+`kernels` or by the number there, the number of the kernel that the planner chose, the bytes that have to move and the medians of baselines;
+one row a line. What most rows have stands in `every`: a row that does not have it says null. Other files stay as they are.
 A file of a build whose sources were not committed is refused: nobody could measure it again.
 """
 
+import collections
 import json
 import pathlib
 import sys
@@ -27,9 +29,27 @@ def digits(us):
 
 
 def shorter(us, kernels):
-    """The times of a row by their kernels' names or, where that is shorter, in the order of `kernels`."""
+    """The times of a row by the numbers of their kernels or, where that is shorter, in the order of `kernels`."""
     listed = [us.get(kernel) for kernel in kernels]
-    return min(us, listed, key=lambda form: len(json.dumps(form)))
+    return min({str(i): t for i, t in enumerate(listed) if t is not None}, listed, key=lambda form: len(json.dumps(form)))
+
+
+def shortened(rows):
+    """What more than half of the rows have, and the rows without it."""
+    every = {}
+    for key in dict.fromkeys(key for row in rows for key in row if key in KEPT):
+        values = collections.Counter(json.dumps(row[key]) for row in rows if key in row)
+        value, count = values.most_common(1)[0]
+        if 2 * count > len(rows):
+            every[key] = json.loads(value)
+    return every, [{**{key: row.get(key) for key in every if row.get(key) != every[key]}, **{key: x for key, x in row.items() if key not in every}} for row in rows]
+
+
+def whole(data):
+    """The rows of a survey with all that they have, and the names of the kernels that were chosen."""
+    for row in data["rows"]:
+        row = {key: value for key, value in {**data["every"], **row}.items() if value is not None}
+        yield {**row, "chosen": data["kernels"][row["chosen"]]} if "chosen" in row else row
 
 
 def compact(data):
@@ -46,14 +66,17 @@ def compact(data):
     kernels = sorted({kernel for row in rows.values() for kernel in row["us"]})
     for row in rows.values():
         row["us"] = shorter(row["us"], kernels)
+        if "chosen" in row:
+            row["chosen"] = kernels.index(row["chosen"])
     head = {key: value for key, value in data.items() if key not in ("schema", "results")}
-    return {"survey": 2, **head, "kernels": kernels, "rows": list(rows.values())}
+    every, short = shortened(list(rows.values()))
+    return {"survey": 3, **head, "kernels": kernels, "every": every, "rows": short}
 
 
 def times(data, row):
     """The time of each kernel that was measured."""
     if isinstance(row["us"], dict):
-        return row["us"]
+        return {data["kernels"][int(i)]: us for i, us in row["us"].items()}
     return {kernel: us for kernel, us in zip(data["kernels"], row["us"]) if us is not None}
 
 
@@ -71,7 +94,7 @@ def expand(data):
     if "survey" not in data:
         return data
     device, results = data["device"], []
-    for row in data["rows"]:
+    for row in whole(data):
         for kernel, us in times(data, row).items():
             memory = 100 * row["bytes"] / (us * 1e3 * device["read_gbytes_per_s"])
             compute = 100 * operations(row) / (us * 1e3 * device["f16_gflops"]) if device["f16_gflops"] > 0 else 0.0
@@ -79,7 +102,7 @@ def expand(data):
                             "baselines": row.get("baselines", {}), "gbytes_per_s": row["bytes"] / (us * 1e3),
                             "ceiling_gbytes_per_s": device["read_gbytes_per_s"], "memory_percent": memory, "compute_percent": compute,
                             "roofline_percent": max(memory, compute)})
-    return {**{key: value for key, value in data.items() if key != "rows"}, "results": results}
+    return {**{key: value for key, value in data.items() if key not in ("every", "rows")}, "results": results}
 
 
 def text(data, rows="rows"):

@@ -50,6 +50,18 @@ inline Roofline roofline_of(const nlohmann::json& device) {
           .int8_gops = device["int8_gops"]};
 }
 
+/// A row with what most rows of the file have.
+inline nlohmann::json whole_row(const nlohmann::json& every, const nlohmann::json& given) {
+  nlohmann::json row = every;
+  for (const auto& [key, value] : given.items()) {
+    if (value.is_null())
+      row.erase(key);
+    else
+      row[key] = value;
+  }
+  return row;
+}
+
 /// The layers of a file under bench/results/h100 or bench/results/h200, or of a CPU's. Throws where the file cannot be read.
 inline std::vector<SurveyedLayer> surveyed_layers(const std::string& path) {
   static const GpuInfo kH100 = *described_gpu("h100"), kH200 = *described_gpu("h200");
@@ -58,7 +70,8 @@ inline std::vector<SurveyedLayer> surveyed_layers(const std::string& path) {
   const nlohmann::json data = nlohmann::json::parse(in);
   const bool on_cpu = !data["device"].contains("sms") && data["device"].contains("isa");
   std::vector<SurveyedLayer> layers;
-  for (const nlohmann::json& row : data["rows"]) {
+  for (const nlohmann::json& given : data["rows"]) {
+    const nlohmann::json row = whole_row(data["every"], given);
     if (row.value("calls", "back-to-back") != "back-to-back") continue;
     SurveyedLayer& layer = layers.emplace_back();
     layer.scheme = row["scheme"];
@@ -103,7 +116,7 @@ inline std::vector<SurveyedLayer> surveyed_layers(const std::string& path) {
       for (std::size_t i = 0; i < row["us"].size(); ++i)
         if (!row["us"][i].is_null()) layer.us[data["kernels"][i]] = row["us"][i];
     } else {
-      for (const auto& [kernel, us] : row["us"].items()) layer.us[kernel] = us;
+      for (const auto& [number, us] : row["us"].items()) layer.us[data["kernels"][std::stoul(number)]] = us;
     }
   }
   return layers;

@@ -39,9 +39,15 @@ assert "`u4b8g128` × f16, calls isolated:\n\n| N×K | floor | M = 1 |" in isola
 assert isolated.startswith(text[:text.index("NVIDIA")])
 chain = render.gpu_modes({**DATA, "chain": [result(4096, 1024, 1, "f16", 10.0, {}, calls="chain")]})
 assert "`u4b8g128` × f16, calls in a chain:\n\n| N×K | floor | M = 1 |" in chain, chain
-kept = render.survey.compact({"schema": 1, "device": DATA["device"], "results": [{**r, "calls": r.get("calls", "back-to-back")} for r in DATA["results"][:1]]
-                              + [result(4096, 1024, 1, "f16", 10.0, {}, calls="isolated")]})["rows"]
+kept = list(render.survey.whole(render.survey.compact({
+    "schema": 1, "device": DATA["device"], "results": [{**r, "calls": r.get("calls", "back-to-back")} for r in DATA["results"][:1]]
+    + [result(4096, 1024, 1, "f16", 10.0, {}, calls="isolated")]})))  # fmt: skip
 assert [row.get("calls") for row in kept] == [None, "isolated"] and len(render.survey.called(kept)) == 1, kept
+
+# What most rows have stands once; a row with something else, or without, says so.
+every, short = render.survey.shortened([{"name": "o", "m": m, "calls": "isolated"} for m in (1, 2, 3)] + [{"name": "o", "m": 4}])
+assert every == {"name": "o", "calls": "isolated"} and short == [{"m": 1}, {"m": 2}, {"m": 3}, {"calls": None, "m": 4}], (every, short)
+assert list(render.survey.whole({"every": every, "rows": short}))[2:] == [{"name": "o", "calls": "isolated", "m": 3}, {"name": "o", "m": 4}]
 
 # A decoder's block: a row for each scheme, M and way of calling, with its products and the whole, whose operations are those of its products.
 SIZES = {"hidden": 8, "intermediate": 16, "heads": 4, "kv_heads": 2, "head_dim": 2}
@@ -51,7 +57,7 @@ assert lines[0] == "| scheme | M | calls | qkv | o | gate_up | down | block |", 
 assert lines[2:4] == [f"| `u4b8g128` | 1 | {calls} | 1.0 | 2.0 | 3.0 | 4.0 | 9.5 · 50 % |" for calls in ("back to back", "in a chain")], lines
 assert "./dev gpu" in render.gpu_block(None)
 survey = render.survey.compact({"schema": 1, "device": DATA["device"], "results": parts})
-assert [render.survey.operations(row) for row in survey["rows"]] == [128] * 4 + [2 * 8 * (16 + 8 + 48)], survey
+assert [render.survey.operations(row) for row in render.survey.whole(survey)] == [128] * 4 + [2 * 8 * (16 + 8 + 48)], survey
 
 # The fastest kernel of every layer and M, chosen or not, of several files; one kernel of them by its name.
 FEW, MANY = "linear_any_f16_any__cuda_sm90_m8n64k128", "linear_any_f16_any__cuda_sm90_wgmma_m64n256"
